@@ -1,0 +1,172 @@
+"""Weights, optimizer, reference, counters <-> disk.
+
+Laws: a checkpoint is whole or it is not used (files synced, checksummed, renamed into place last);
+never pickle; loading one and going on gives the bits an uninterrupted run gives. Each checkpoint is
+also a Hugging Face model folder, with the trainer's state beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from rookworld.errors import RookworldError
+from rookworld.model.gpt2 import GPT2
+from rookworld.model.tokenizer import Tokenizer
+from rookworld.model.weights import atomic_folder, write_model
+
+TENSORS, STATE, MANIFEST = "trainer.safetensors", "trainer.json", "manifest.json"
+SOUND = "SOUND"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint read back: a model folder, further tensors, and plain state."""
+
+    folder: Path
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        return int(self.state["step"])
+
+
+def save_checkpoint(
+    folder: Path,
+    model: GPT2,
+    tokenizer: Tokenizer,
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+) -> None:
+    """Write a whole checkpoint in place of `folder`; a full disk leaves the old ones alone."""
+    try:
+        with atomic_folder(folder) as unfinished:
+            write_model(model, unfinished, tokenizer=tokenizer)
+            plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+            save_file(plain, unfinished / TENSORS)
+            (unfinished / STATE).write_text(json.dumps(dict(state)), encoding="utf-8")
+            sums = {path.name: _sha256(path) for path in sorted(unfinished.iterdir())}
+            (unfinished / MANIFEST).write_text(json.dumps(sums, indent=1), encoding="utf-8")
+    except (OSError, SafetensorError) as error:
+        raise RookworldError(
+            f"{folder}: the checkpoint cannot be written ({error}); earlier ones are kept"
+        ) from None
+
+
+def load_checkpoint(folder: Path) -> Checkpoint:
+    """Read a checkpoint, refusing one that is not whole."""
+    fault = fault_of(folder)
+    if fault:
+        raise RookworldError(f"{folder}: not a whole checkpoint ({fault})")
+    state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    return Checkpoint(folder, load_file(folder / TENSORS), state)
+
+
+def fault_of(folder: Path) -> str | None:
+    """What is wrong with a checkpoint, or None when every file is as it was written."""
+    try:
+        sums = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        for name, expected in sums.items():
+            if _sha256(folder / name) != expected:
+                return f"{name} has changed since it was written"
+    except OSError as error:
+        return f"{Path(error.filename or MANIFEST).name} is missing"
+    except ValueError:
+        return f"{MANIFEST} is cut off"
+    return None
+
+
+def newest_checkpoint(folder: Path, warn: Callable[[str], None]) -> Path | None:
+    """The latest whole checkpoint of a run; broken ones are passed over with a line each."""
+    for candidate in reversed(saved_checkpoints(folder)):
+        fault = fault_of(candidate)
+        if fault is None:
+            return candidate
+        warn(f"{candidate}: skipped, {fault}")
+    return None
+
+
+def saved_checkpoints(folder: Path) -> list[Path]:
+    """A run's numbered checkpoints, oldest first."""
+    return sorted(path for path in (folder / "checkpoints").glob("step-*") if path.is_dir())
+
+
+def mark_sound(folder: Path) -> None:
+    """Say that a step taken from this checkpoint found nothing wrong with it."""
+    if folder.is_dir():
+        (folder / SOUND).touch()
+
+
+def last_sound(folder: Path) -> Path:
+    """The newest checkpoint a run can return to; its first if none has been proven yet."""
+    saved = saved_checkpoints(folder)
+    return next((path for path in reversed(saved) if (path / SOUND).exists()), saved[0])
+
+
+def drop_after(folder: Path, step: int) -> None:
+    """Remove the checkpoints of steps after `step`: what follows is another course."""
+    for path in saved_checkpoints(folder):
+        if int(path.name.removeprefix("step-")) > step:
+            shutil.rmtree(path)
+
+
+def mark_best(folder: Path) -> None:
+    """Let `checkpoints/best` point at this checkpoint."""
+    link = folder.with_name(".best.tmp")
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder.name)
+    link.replace(folder.with_name("best"))
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints, the best and the last sound one."""
+    checkpoints = folder / "checkpoints"
+    needed = {(checkpoints / "best").resolve(), last_sound(folder).resolve()}
+    for old in saved_checkpoints(folder)[:-keep]:
+        if old.resolve() not in needed:
+            shutil.rmtree(old)
+    for leftover in checkpoints.glob(".step-*"):  # of a process that was killed while writing
+        shutil.rmtree(leftover)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, prefix: str) -> dict[str, Tensor]:
+    """An optimizer's moments under flat names."""
+    return {
+        f"{prefix}.{index}.{name}": value
+        for index, moments in optimizer.state_dict()["state"].items()
+        for name, value in moments.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], prefix: str
+) -> None:
+    """Put the moments saved by `optimizer_tensors` back."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in _below(tensors, prefix):
+        index, moment = name.split(".", 1)
+        state.setdefault(int(index), {})[moment] = value
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _below(tensors: Mapping[str, Tensor], prefix: str) -> Iterable[tuple[str, Tensor]]:
+    start = prefix + "."
+    return ((n.removeprefix(start), t) for n, t in tensors.items() if n.startswith(start))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,1 @@
+"""SURFACE: what each command does with its arguments, and what it prints."""

@@ -1,0 +1,83 @@
+"""What a person watches: progress on stderr, results on stdout, plain lines when nobody does."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+PLAIN_EVERY_S = 10.0
+"""Seconds between lines of progress where there is no terminal."""
+
+
+def stdout() -> Console:
+    return Console(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def stderr() -> Console:
+    return Console(file=sys.stderr, highlight=False, soft_wrap=not sys.stderr.isatty())
+
+
+def show(thing: RenderableType) -> None:
+    """Print a result."""
+    stdout().print(thing)
+
+
+def say(line: str) -> None:
+    """Print a remark."""
+    stderr().print(line, markup=False)
+
+
+class Bar:
+    """A progress bar on a terminal; elsewhere a line now and then."""
+
+    def __init__(self, progress: Progress | None, what: str) -> None:
+        self.progress, self.what = progress, what
+        self.task = progress.add_task(what, total=None, note="") if progress else None
+        self.began = self.told = time.monotonic()
+
+    def update(self, done: int, total: int, note: str = "") -> None:
+        if self.progress is not None and self.task is not None:
+            self.progress.update(self.task, completed=done, total=total, note=note)
+            return
+        now = time.monotonic()
+        if now - self.told >= PLAIN_EVERY_S or done == total:
+            rate = done / max(now - self.began, 1e-9)
+            left = (total - done) / rate if rate else 0.0
+            say(f"{self.what} {done}/{total} {note} {left:.0f} s left".replace("  ", " "))
+            self.told = now
+
+    def say(self, line: str) -> None:
+        if self.progress is not None:
+            self.progress.console.print(line, markup=False)
+        else:
+            say(line)
+
+
+@contextmanager
+def bar(what: str) -> Iterator[Bar]:
+    """A bar for one piece of long work."""
+    console = stderr()
+    if not console.is_terminal:
+        yield Bar(None, what)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield Bar(progress, what)
+
+
+def banner(title: str, settings: Mapping[str, Any], changed: Mapping[str, Any], mark: str) -> str:
+    """Resolved settings in a few lines: what differs from the defaults first."""
+    differing = [f"{name}={settings[name]}" for name in settings if name in changed]
+    return f"{title} · settings {mark}" + (f" · {' '.join(differing)}" if differing else "")

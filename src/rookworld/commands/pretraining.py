@@ -1,0 +1,64 @@
+"""`rookworld pretrain`: supervised training from rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rookworld.commands.display import banner, bar, say
+from rookworld.config import layered, parse, resolved, short_hash
+from rookworld.settings import PRETRAIN_PRESETS, PretrainSettings
+
+if TYPE_CHECKING:
+    from rookworld.model.gpt2 import GPT2
+    from rookworld.model.tokenizer import Tokenizer
+
+COMMAND = "rookworld pretrain"
+
+
+def pretrain(args: list[str]) -> int:
+    default, rest = layered(PretrainSettings(), PRETRAIN_PRESETS, args)
+    settings = parse(PretrainSettings, rest, command=COMMAND, default=default)
+    from rookworld import distributed, packing
+    from rookworld import pretrain as loop
+    from rookworld.answers import ModelAnswerer
+    from rookworld.evaluate import evaluate, held_out_from
+    from rookworld.model.tokenizer import Tokenizer as Loaded
+    from rookworld.model.weights import resolve_folder
+    from rookworld.sources import load_sources, pick_tokenizer
+
+    plain = resolved(settings)
+    start = resolved(PretrainSettings())
+    changed = {name: value for name, value in plain.items() if start[name] != value}
+    say(banner("pretrain", plain, changed, short_hash(settings)))
+    if settings.model is not None:
+        tokenizer = Loaded.load(resolve_folder(settings.model))
+    else:
+        tokenizer = pick_tokenizer(settings.tokenizer, settings.registers)
+    sources = load_sources(
+        settings.data, tokenizer, hard=settings.hard_share, softness=settings.softness
+    )
+    for packed, share in sources:
+        say(f"{packing.summary(packed)}, share {share:g}")
+    rows = settings.eval_rows
+    held = held_out_from(n_policy=rows, n_environment=rows, n_mates=rows)
+
+    def measure(model: GPT2, tokenizer: Tokenizer) -> dict[str, Any]:
+        return evaluate(ModelAnswerer(model, tokenizer), held).to_json()
+
+    with bar("pretraining") as progress:
+        final = loop.pretrain(
+            settings,
+            sources,
+            tokenizer,
+            evaluate=measure,
+            on_step=lambda step, m: progress.update(
+                step,
+                settings.steps,
+                f"loss {m['loss/total']:.3f} first move {m['accuracy/first_move']:.1%}",
+            ),
+            say=progress.say,
+        )
+    if distributed.rank() == 0:
+        print(final)
+    distributed.stop()
+    return 0

@@ -1,0 +1,109 @@
+"""`rookworld data`: make, convert, look at and pack rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from rookworld.commands.display import bar, say, show
+from rookworld.config import leading, parse, suggestion
+from rookworld.data.generate import GenerateSettings, generate
+from rookworld.data.imports import ImportSettings, import_rows
+from rookworld.data.show import ShowSettings
+from rookworld.data.show import show as show_rows
+from rookworld.errors import ConfigError
+
+
+def data(args: list[str]) -> int:
+    actions: dict[str, Callable[[list[str]], int]] = {
+        "generate": _generate,
+        "import": _import,
+        "show": _show,
+        "pack": _pack,
+    }
+    if not args or args[0] in ("-h", "--help"):
+        print("usage: rookworld data {generate,import,show,pack} [flags]")
+        return 0
+    if args[0] not in actions:
+        hint = suggestion(args[0], actions)
+        raise ConfigError(f"unknown action {args[0]!r} of `rookworld data`{hint}")
+    return actions[args[0]](args[1:])
+
+
+def _generate(args: list[str]) -> int:
+    settings = parse(GenerateSettings, args, command="rookworld data generate")
+    with bar(f"{settings.task} rows") as progress:
+        made = generate(settings, progress.update)
+    if made.rows < made.asked:
+        say(f"only {made.rows} of {made.asked} rows: the given games have no more positions")
+    print(f"{settings.out}: {made.rows} rows")
+    return 0
+
+
+def _import(args: list[str]) -> int:
+    sources, rest = leading(args)
+    flags = ["--sources", *sources, *rest] if sources else rest
+    settings = parse(ImportSettings, flags, command="rookworld data import")
+    with bar("rows read") as progress:
+        done = import_rows(settings, lambda count: progress.update(count, count))
+    for note in done.notes:
+        say(note)
+    for path, count in done.files.items():
+        print(f"{path}: {count} rows")
+    return 0
+
+
+def _show(args: list[str]) -> int:
+    sources, rest = leading(args)
+    flags = ["--source", sources[0], *rest] if sources else rest
+    settings = parse(ShowSettings, flags, command="rookworld data show", default=ShowSettings())
+    shown = show_rows(settings)
+    for text in shown.texts:
+        print(text)
+    table = Table("class", "rows", title=settings.source)
+    for name, count in shown.counts.items():
+        table.add_row(name, f"{count:,}")
+    show(table)
+    if settings.svg is not None:
+        say(f"drawn: {settings.svg}")
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackSettings:
+    """Turn rows into arrays once, for training on a machine without Parquet."""
+
+    source: str = "embedded:train"
+    """Rows: a file, embedded:PART, or a hub id."""
+    out: Path = Path("rows.npz")
+    """File to write."""
+    tokenizer: str = "chess"
+    """`chess`, or a folder or hub id with GPT-2's."""
+    registers: int = 0
+    """Extra positions before ` M:` (chess tokenizer only)."""
+    hard_share: float = 0.5
+    """Share of the first move's target that goes to the best move."""
+    softness: float = 0.03
+    """Win probability by which a move's share of the spread falls to 1/e."""
+
+
+def _pack(args: list[str]) -> int:
+    from rookworld import packing
+    from rookworld.sources import pack_source, pick_tokenizer
+
+    sources, rest = leading(args)
+    flags = ["--source", sources[0], *rest] if sources else rest
+    settings = parse(PackSettings, flags, command="rookworld data pack", default=PackSettings())
+    tokenizer = pick_tokenizer(settings.tokenizer, settings.registers)
+    for packed, name in pack_source(
+        settings.source, tokenizer, hard=settings.hard_share, softness=settings.softness
+    ):
+        path = settings.out
+        if name:
+            path = settings.out.with_name(f"{settings.out.stem}-{name}{settings.out.suffix}")
+        packing.save_packed(packed, path)
+        print(f"{path}: {packing.summary(packed)}")
+    return 0

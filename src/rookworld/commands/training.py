@@ -1,0 +1,321 @@
+"""`rookworld train`, `check`, `overfit`, `inspect`: GRPO as a person meets it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from rookworld.commands.display import Bar, banner, bar, say, show
+from rookworld.commands.judging import open_judge
+from rookworld.config import layered, leading, override, parse, resolved, short_hash
+from rookworld.data.sources import load_rows
+from rookworld.errors import ConfigError
+from rookworld.settings import TRAIN_PRESETS, TrainSettings
+from rookworld.tasks.task import EnvironmentRow, PolicyRow
+
+if TYPE_CHECKING:
+    from rookworld.evaluate import Evaluation
+    from rookworld.laws import Law
+    from rookworld.rollout import Group
+    from rookworld.train import Evaluate
+
+Rows = list[PolicyRow | EnvironmentRow]
+SHOWN = ("reward/sampled", "reward/greedy", "P/format", "P/legal", "P/best", "P/top5", "A/exact")
+PERCENT = ("P/", "A/", "mate1/")
+
+
+def read_settings(args: Sequence[str], command: str, preset: str | None = None) -> TrainSettings:
+    """Defaults < preset < TOML file < flags."""
+    start = TrainSettings()
+    if preset is not None:
+        start = override(start, TRAIN_PRESETS[preset], f"preset {preset}")
+    default, rest = layered(start, TRAIN_PRESETS, args)
+    return parse(TrainSettings, rest, command=command, default=default)
+
+
+def read_rows(sources: Sequence[str]) -> Rows:
+    """Prompt rows of every source; mates without an analysis have no reward and are left out."""
+    rows = [row for source in sources for row in load_rows(source)]
+    return [row for row in rows if isinstance(row, PolicyRow | EnvironmentRow)]
+
+
+def train(args: list[str]) -> int:
+    settings = read_settings(args, "rookworld train")
+    plain, start = resolved(settings), resolved(TrainSettings())
+    changed = {name: value for name, value in plain.items() if start[name] != value}
+    mark = short_hash(settings, ignore=("out", "resume", "dry_run"))
+    say(banner("train", plain, changed, mark))
+    rows = read_rows(settings.data)
+    if settings.dry_run:
+        return dry_run(settings, rows)
+    from rookworld import distributed
+    from rookworld import train as loop
+
+    evaluations: dict[int, Evaluation] = {}
+    try:
+        with (
+            open_judge(settings.judge, settings.engine, settings.nodes) as judge,
+            bar("training") as progress,
+            Recorder(settings) as record,
+        ):
+            hooks = watch(settings, progress, evaluations, record)
+            final = loop.train(settings, rows, measure(settings), judge, hooks)
+    except loop.Interrupted as stopped:
+        say(str(stopped))
+        return 130
+    if distributed.rank() == 0:
+        steps = sorted(evaluations)
+        if len(steps) > 1:
+            show(before_after(evaluations[steps[0]], evaluations[steps[-1]]))
+        print(f"model: {final}")
+    distributed.stop()
+    return 0
+
+
+def dry_run(settings: TrainSettings, rows: Rows) -> int:
+    """Say what a run would do, having read its data and its model's tokenizer."""
+    from rookworld.model.tokenizer import Tokenizer
+    from rookworld.model.weights import read_config, resolve_folder
+    from rookworld.rollout import Prompts
+
+    folder = resolve_folder(settings.model)
+    shape, tokenizer = read_config(folder), Tokenizer.load(folder)
+    prompts = Prompts(rows, tokenizer, settings.mix_env_ratio, settings.seed)
+    letters = [prompt.letter for prompt in prompts.take(settings.batch_size)]
+    counts = {letter: len(pile) for letter, pile in prompts.piles.items()}
+    print(f"model: {shape.n_layer} layers, width {shape.n_embd}, {tokenizer.style} tokenizer")
+    print(f"rows: {counts['P']:,} P, {counts['A']:,} A; first batch {''.join(letters)}")
+    print(
+        f"plan: {settings.steps} steps of {settings.batch_size} prompts × {settings.k_samples} "
+        f"answers, evaluation every {settings.eval_every}, checkpoint every {settings.save_every}"
+    )
+    return 0
+
+
+def measure(settings: TrainSettings) -> Evaluate:
+    """The run's held-out evaluation: the same rows every time."""
+    from rookworld.answers import ModelAnswerer
+    from rookworld.evaluate import evaluate, held_out_from
+    from rookworld.train import reward_rules
+
+    held = held_out_from(
+        settings.held_out,
+        n_policy=settings.eval_policy_rows,
+        n_environment=settings.eval_environment_rows,
+        n_mates=settings.eval_mates,
+    )
+    rules = reward_rules(settings)
+
+    def run(model: Any, tokenizer: Any) -> Evaluation:
+        greedy = ModelAnswerer(model, tokenizer)
+        sampled = ModelAnswerer(model, tokenizer, temperature=1.0, samples=4)
+        return evaluate(greedy, held, rules, sampled=sampled)
+
+    return run
+
+
+def watch(
+    settings: TrainSettings,
+    progress: Bar,
+    evaluations: dict[int, Evaluation],
+    record: Any,
+) -> Any:
+    """Hooks that keep the terminal and the loggers up to date."""
+    from rookworld.train import Hooks, log_line
+
+    def on_step(step: int, metrics: Mapping[str, float]) -> None:
+        record(step, metrics)
+        valid = metrics.get("reward/P/format", metrics.get("reward/A/format", 0.0))
+        tasks = " ".join(
+            f"{letter} {metrics[f'reward/{letter}']:.3f}"
+            for letter in ("P", "A")
+            if f"reward/{letter}" in metrics
+        )
+        progress.update(
+            step,
+            settings.steps,
+            f"{tasks} KL {metrics['kl/exact']:.4f} entropy {metrics['policy/entropy']:.2f} "
+            f"format {valid:.0%}",
+        )
+        if step == 1:
+            progress.say(log_line(step, dict(metrics)))
+
+    def on_eval(step: int, evaluation: Evaluation) -> None:
+        evaluations[step] = evaluation
+        found = evaluation.estimates
+        numbers = " ".join(f"{name} {found[name].value:.3f}" for name in SHOWN if name in found)
+        progress.say(f"held-out after step {step}: {numbers}")
+
+    def on_samples(step: int, groups: Sequence[Group]) -> None:
+        if progress.progress is not None:
+            progress.progress.console.print(samples_table(step, groups[:2]))
+
+    return Hooks(
+        on_step=on_step,
+        on_eval=on_eval,
+        on_event=lambda event: progress.say(f"guard: {event['message']}"),
+        on_samples=on_samples,
+        say=progress.say,
+    )
+
+
+class Recorder:
+    """Writes metrics to TensorBoard and W&B where they are installed or asked for."""
+
+    def __init__(self, settings: TrainSettings) -> None:
+        self.settings = settings
+        self.board: Any = None
+        self.wandb: Any = None
+
+    def __enter__(self) -> Any:
+        import importlib.util
+
+        if importlib.util.find_spec("tensorboard") is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            folder = self.settings.log_dir or self.settings.out / "tensorboard"
+            self.board = SummaryWriter(str(folder))
+        elif self.settings.log_dir is not None:
+            raise ConfigError("--log-dir needs TensorBoard: pip install 'rookworld[tensorboard]'")
+        if self.settings.wandb:
+            if importlib.util.find_spec("wandb") is None:
+                raise ConfigError("--wandb needs the extra: pip install 'rookworld[wandb]'")
+            import wandb
+
+            self.wandb = wandb.init(project="rookworld", config=resolved(self.settings))
+        return self.record
+
+    def record(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self.board is not None:
+            for name, value in metrics.items():
+                self.board.add_scalar(name, value, step)
+        if self.wandb is not None:
+            self.wandb.log(dict(metrics), step=step)
+
+    def __exit__(self, *_: object) -> None:
+        if self.board is not None:
+            self.board.close()
+        if self.wandb is not None:
+            self.wandb.finish()
+
+
+def before_after(before: Evaluation, after: Evaluation) -> Table:
+    """The same held-out rows before and after, with 95 % intervals of the paired difference."""
+    from rookworld.evaluate import paired
+
+    differences = paired(before, after)
+    table = Table("metric", "before", "after", "difference", "95 % interval", "rows")
+    for name, change in differences.items():
+        if name not in SHOWN and not name.startswith(("mate1/accuracy", "A/by_kind")):
+            continue
+        scale, unit = (100, " %") if name.startswith(PERCENT) else (1, "")
+        table.add_row(
+            name,
+            f"{scale * before.estimates[name].value:.3f}{unit}",
+            f"{scale * after.estimates[name].value:.3f}{unit}",
+            f"{scale * change.difference:+.3f}",
+            f"{scale * change.low:+.3f} … {scale * change.high:+.3f}",
+            f"{change.n}",
+        )
+    return table
+
+
+def samples_table(step: int, groups: Sequence[Group]) -> Table:
+    """A few answers with their reward parts."""
+    table = Table("prompt", "answer", "reward", "parts", title=f"answers at step {step}")
+    for group in groups:
+        for text, verdict in list(zip(group.texts, group.verdicts, strict=True))[:3]:
+            parts = " ".join(f"{name} {value:.2f}" for name, value in verdict.parts.items())
+            table.add_row(
+                f"{group.prompt.letter}: {group.prompt.row.fen}",
+                text,
+                f"{verdict.total:.3f}",
+                parts,
+            )
+    return table
+
+
+def check(args: list[str]) -> int:
+    """`rookworld check [MODEL]`: one line a law, exit code 1 if one does not hold."""
+    from rookworld.laws import check as run_laws
+
+    models, rest = leading(args)
+    flags = ["--model", models[0], *rest] if models else rest
+    settings = read_settings(flags, "rookworld check")
+    rows = read_rows(settings.data)[:400] + read_rows(settings.data)[-200:]
+    with tempfile.TemporaryDirectory() as folder:
+        laws = run_laws(replace(settings, out=Path(folder)), rows, show_law)
+    return 0 if all(law.holds for law in laws) else 1
+
+
+def show_law(law: Law) -> None:
+    print(f"{'holds' if law.holds else 'FAILS'}  {law.name}: {law.detail}")
+
+
+def overfit(args: list[str]) -> int:
+    """`rookworld overfit`: three criteria on one fixed batch, exit code 1 if one fails."""
+    from rookworld.laws import overfit as run_overfit
+    from rookworld.train import Hooks
+
+    settings = read_settings(args, "rookworld overfit", preset="overfit")
+    if "--out" not in args:
+        settings = replace(settings, out=Path("runs/overfit"))
+    settings = replace(settings, eval_every=1, flat_tries=0)
+    with bar("overfitting") as progress:
+        hooks = Hooks(
+            on_step=lambda step, m: progress.update(
+                step, settings.steps, f"reward {m['reward/mean']:.3f} KL {m['kl/exact']:.4f}"
+            ),
+            on_event=lambda event: progress.say(f"guard: {event['message']}"),
+        )
+        laws = run_overfit(settings, read_rows(settings.data), hooks)
+    for law in laws:
+        show_law(law)
+    return 0 if all(law.holds for law in laws) else 1
+
+
+def inspect(args: list[str]) -> int:
+    """`rookworld inspect`: one batch, answers side by side with the truth and every part."""
+    from rookworld.distributed import start
+    from rookworld.rollout import Collector
+    from rookworld.train import new_state, reward_rules, sampling
+
+    settings = read_settings(args, "rookworld inspect")
+    state = new_state(settings, read_rows(settings.data), start(settings.device))
+    with open_judge(settings.judge, settings.engine, settings.nodes) as judge:
+        collector = Collector(
+            state.learner.model,
+            state.tokenizer,
+            sampling(settings, state.tokenizer),
+            settings.k_samples,
+            settings.seed,
+            reward_rules(settings),
+            judge,
+        )
+        groups = collector.groups(state.prompts.take(settings.batch_size), 0, 1.0)
+    for group in groups:
+        show(inspected(group))
+    return 0
+
+
+def inspected(group: Group) -> Table:
+    from rookworld.tasks.environment import ENVIRONMENT
+    from rookworld.tasks.policy import POLICY
+
+    row = group.prompt.row
+    if isinstance(row, PolicyRow):
+        truth = POLICY.answer(row, "compact")
+    else:
+        truth = ENVIRONMENT.answer(row, "compact")
+    parts = sorted({name for verdict in group.verdicts for name in verdict.parts})
+    table = Table("reward", *parts, "answer", "why", title=f"{group.prompt.letter}: {row.fen}")
+    table.add_row("truth", *["" for _ in parts], truth, "")
+    for text, verdict in zip(group.texts, group.verdicts, strict=True):
+        values = [f"{verdict.parts.get(name, 0):.2f}" for name in parts]
+        table.add_row(f"{verdict.total:.3f}", *values, text, verdict.reason)
+    return table

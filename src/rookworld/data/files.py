@@ -1,0 +1,139 @@
+"""Files of records: Parquet and JSONL, with the columns of each task.
+
+Parquet keeps a note of its origin (settings, engine, counts) in its metadata. pyarrow is imported
+only where Parquet is touched, so JSONL and text work without it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rookworld.errors import DataError
+
+Record = dict[str, Any]
+
+ORIGIN_KEY = b"rookworld"
+COLUMNS: dict[str, dict[str, str]] = {
+    "P": {"fen": "string", "moves": "list<string>", "cp": "list<int32>", "depth": "int16"},
+    "A": {
+        "fen": "string",
+        "move": "string",
+        "history": "list<string>",
+        "next_fen": "string",
+        "reward": "double",
+        "terminated": "bool",
+        "truncated": "bool",
+        "kind": "string",
+    },
+    "mate": {"fen": "string", "mates": "list<string>"},
+}
+"""Column name → type, by task."""
+
+
+def write_records(
+    path: Path, records: Sequence[Record], task: str, origin: dict[str, Any] | None = None
+) -> None:
+    """Write records to .parquet or .jsonl, whole or not at all."""
+    if path.suffix not in (".parquet", ".jsonl"):
+        raise DataError(f"{path}: rows are written to .parquet or .jsonl")
+    if path.suffix == ".jsonl":
+        write_text(path, "".join(json.dumps(record) + "\n" for record in records))
+        return
+    with whole_file(path) as temporary:
+        _write_parquet(temporary, records, task, origin)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all."""
+    with whole_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A temporary name to write to; afterwards the file is in place, synced."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def _write_parquet(
+    path: Path, records: Sequence[Record], task: str, origin: dict[str, Any] | None
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    types = {
+        "string": pa.string(),
+        "list<string>": pa.list_(pa.string()),
+        "list<int32>": pa.list_(pa.int32()),
+        "int16": pa.int16(),
+        "double": pa.float64(),
+        "bool": pa.bool_(),
+    }
+    schema = pa.schema([(name, types[kind]) for name, kind in COLUMNS[task].items()])
+    if origin is not None:
+        schema = schema.with_metadata({ORIGIN_KEY: json.dumps(origin)})
+    columns = [[record[name] for record in records] for name in COLUMNS[task]]
+    table = pa.table(columns, schema=schema)
+    pq.write_table(table, path, compression="zstd", compression_level=15)
+
+
+def file_origin(path: Path) -> dict[str, Any] | None:
+    """The note that came with a Parquet file of ours, None if there is none."""
+    metadata = _parquet(path).schema_arrow.metadata or {}
+    note = metadata.get(ORIGIN_KEY)
+    return None if note is None else dict(json.loads(note))
+
+
+def iterate_parquet(path: Path, columns: Sequence[str] | None = None) -> Iterator[Record]:
+    """The records of a Parquet file, all columns or some."""
+    file = _parquet(path)
+    names = file.schema_arrow.names
+    if missing := set(columns or ()) - set(names):
+        raise DataError(f"{path}: no column {min(missing)!r}, only {', '.join(names)}")
+    for batch in file.iter_batches(columns=columns and list(columns)):
+        yield from batch.to_pylist()
+
+
+def read_records(path: Path, columns: Sequence[str] | None = None) -> list[Record]:
+    """The records of a Parquet or JSONL file; of Parquet all columns or some."""
+    if path.suffix == ".parquet":
+        return list(iterate_parquet(path, columns))
+    try:
+        with path.open(encoding="utf-8") as lines:
+            return [json.loads(line) for line in lines if line.strip()]
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: not a JSONL file ({error})") from error
+
+
+def read_fens(path: Path) -> list[str]:
+    """The positions of a file of rows."""
+    try:
+        return [record["fen"] for record in read_records(path, ("fen",))]
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{path}: a row without 'fen'") from error
+
+
+def _parquet(path: Path) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"{path}: not a Parquet file ({error})") from error

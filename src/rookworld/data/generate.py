@@ -1,0 +1,295 @@
+"""`rookworld data generate`: rows of our own making, the same for the same settings, always.
+
+The law: the rows are a function of the settings. Neither the number of workers, nor a kill at any
+moment followed by the same command, changes them; no position occurs twice (A rows: no position
+with the same move). See `chunks.py` for how.
+
+Left out on purpose: rows of several tasks in one file, and any network.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from rookworld.data.analyses import engine_game_rows, given_game_rows
+from rookworld.data.chunks import ChunkFolder, chunks_in_order
+from rookworld.data.files import file_origin, read_fens, write_records
+from rookworld.data.games import kept_games, read_games
+from rookworld.data.mates import mate_records
+from rookworld.data.transitions import Proportions, transition_records
+from rookworld.errors import ConfigError
+from rookworld.tasks.engine import Engine, EngineLost, find_engine
+from rookworld.tasks.notation import position_key
+
+Record = dict[str, Any]
+
+GAMES_PER_CHUNK = {"P": 4, "A": 50, "mate": 0}
+A_ROWS_PER_CHUNK = 250
+MATES_PER_CHUNK = 100
+ATTEMPTS = 3
+"""Times that a chunk is begun before a dying engine is the user's problem."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateSettings:
+    """Make rows."""
+
+    out: Path
+    """Parquet file to write."""
+
+    task: Literal["P", "A", "mate"] = "P"
+    """P: positions analysed by the engine. A: moves and what they lead to. mate: positions with a
+    mate to find."""
+
+    rows: int = 6_000
+    """Rows to make, over all shards."""
+
+    seed: int = 0
+    """Same seed, same rows."""
+
+    workers: int = 0
+    """Processes; 0 = one per core. Does not change the rows."""
+
+    shard: str = "0/1"
+    """Part i of n, counted from 0 (n/n means 0/n): makes rows/n rows from games of its own."""
+
+    nodes: int = 5_000
+    """P: nodes of the search that labels a kept position."""
+
+    play_nodes: int = 2_000
+    """P: nodes of the search for a move between kept positions."""
+
+    every: int = 6
+    """P: one position in so many plies is kept, on average."""
+
+    random_plies: int = 24
+    """P: most random plies at the start of a game."""
+
+    mistakes: float = 0.2
+    """P: largest share of random moves in a game."""
+
+    clear_hash: bool = False
+    """P: clear the engine's hash before each label, as the Stockfish judge does."""
+
+    engine: str | None = None
+    """P: the engine's path; without it STOCKFISH_PATH, PATH and /usr/games are searched."""
+
+    games: tuple[Path, ...] = ()
+    """P, A: games to take positions from: PGN files, or text files with one game of UCI moves a
+    line."""
+
+    games_share: float = 1.0
+    """P, A: share of the rows that come from the given games; the rest is played."""
+
+    mate_in: Literal[1, 2] = 1
+    """mate: moves to the mate."""
+
+    proportions: Proportions = field(default_factory=Proportions)
+    """A: weights of the classes."""
+
+    exclude: tuple[Path, ...] = ()
+    """Files of rows whose positions are left out."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work, naming the value and the remedy."""
+        at_least = {"rows": 1, "workers": 0, "nodes": 1, "play_nodes": 1, "every": 1}
+        for name, least in {**at_least, "random_plies": 0}.items():
+            if getattr(self, name) < least:
+                raise ConfigError(f"--{name}: {getattr(self, name)} is less than {least}")
+        for name in ("mistakes", "games_share"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ConfigError(f"--{name}: {getattr(self, name)} is not between 0 and 1")
+        if self.out.suffix != ".parquet":
+            raise ConfigError(f"--out: {self.out} does not end in .parquet")
+        _ = self.part
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """The shard as (number, of how many)."""
+        number, slash, count = self.shard.partition("/")
+        if slash and number.isdecimal() and count.isdecimal() and int(count) >= max(1, int(number)):
+            return int(number) % int(count), int(count)
+        raise ConfigError(f"--shard: {self.shard!r} is not i/n with i from 0 to n-1, such as 0/4")
+
+    @property
+    def target(self) -> int:
+        """Rows of this shard."""
+        number, count = self.part
+        return self.rows // count + (number < self.rows % count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generated:
+    """What a generation made."""
+
+    rows: int
+    """Rows in the file."""
+
+    repeated: int
+    """Rows left out because an earlier one has the same position (A: and move)."""
+
+    excluded: int
+    """Rows left out because their position is in an excluded file."""
+
+    asked: int
+    """Rows asked for; more than `rows` only if the given games did not have enough positions."""
+
+
+def generate(settings: GenerateSettings, progress: Callable[[int, int], None]) -> Generated:
+    """Write the file of rows; `progress` is told rows done and rows in all.
+
+    Run again after an interruption it goes on; run again after the end it changes nothing.
+    """
+    origin = chunk_origin(settings)
+    result = {**origin, "rows": settings.rows, "exclude": [p.name for p in settings.exclude]}
+    if settings.out.exists() and (done := file_origin(settings.out)) is not None:
+        if all(done.get(name) == value for name, value in result.items()):
+            return Generated(**done["made"])
+        raise ConfigError(
+            f"--out: {settings.out} holds rows of other settings: give another name or delete it"
+        )
+    merged = Merge(settings)
+    folder = ChunkFolder(settings.out.with_name(settings.out.name + ".parts"))
+    with folder.opened(origin):
+        store = kept_games(folder.path, settings.games)
+        make = partial(make_chunk, settings, store)
+        numbers = chunk_numbers(settings, len(read_games(store)) if store else 0)
+        workers = settings.workers or len(os.sched_getaffinity(0))
+        chunks = chunks_in_order(folder, numbers, make, workers)
+        progress(0, settings.target)
+        for records in chunks:
+            merged.add(records)
+            progress(len(merged.records), settings.target)
+            if merged.full:
+                chunks.close()
+                break
+        made = merged.summary()
+        note = {**result, "made": asdict(made)}
+        write_records(settings.out, merged.records, settings.task, origin=note)
+        folder.remove()
+    return made
+
+
+class Merge:
+    """Rows in chunk order, each position once, up to the number asked for."""
+
+    def __init__(self, settings: GenerateSettings) -> None:
+        self.target = settings.target
+        self.with_move = settings.task == "A"
+        self.records: list[Record] = []
+        self.repeated = 0
+        self.excluded = 0
+        self._seen: set[str] = set()
+        self._excluded = {position_key(fen) for path in settings.exclude for fen in read_fens(path)}
+
+    @property
+    def full(self) -> bool:
+        """Whether there are as many rows as asked for."""
+        return len(self.records) == self.target
+
+    def add(self, records: list[Record]) -> None:
+        """Take the rows of the next chunk."""
+        for record in records:
+            if self.full:
+                return
+            key = position = position_key(record["fen"])
+            if self.with_move:
+                key = f"{position} {record['move']}"
+            if position in self._excluded:
+                self.excluded += 1
+            elif key in self._seen:
+                self.repeated += 1
+            else:
+                self._seen.add(key)
+                self.records.append(record)
+
+    def summary(self) -> Generated:
+        """The counts."""
+        return Generated(
+            rows=len(self.records),
+            repeated=self.repeated,
+            excluded=self.excluded,
+            asked=self.target,
+        )
+
+
+def chunk_origin(settings: GenerateSettings) -> dict[str, Any]:
+    """The settings on which the rows of a chunk depend, as JSON has them."""
+    names: dict[str, tuple[str, ...]] = {
+        "P": ("nodes", "play_nodes", "every", "random_plies", "mistakes", "clear_hash"),
+        "A": (),
+        "mate": ("mate_in",),
+    }
+    origin = {name: getattr(settings, name) for name in ("task", "seed", *names[settings.task])}
+    origin["shard"] = list(settings.part)
+    if settings.task == "P":
+        with Engine(find_engine(settings.engine)) as engine:
+            origin["engine"] = engine.name
+    if settings.task == "A":
+        origin["proportions"] = asdict(settings.proportions)
+    if settings.games:
+        origin["games"] = [path.name for path in settings.games]
+        origin["games_share"] = settings.games_share
+    return origin
+
+
+def chunk_numbers(settings: GenerateSettings, games: int) -> Iterator[int]:
+    """The chunk numbers of this shard: without end, or until the given games are used up."""
+    number, count = settings.part
+    finite = settings.task == "P" and settings.games and settings.games_share == 1.0
+    last = math.ceil(games / GAMES_PER_CHUNK["P"])
+    return iter(range(number, last, count)) if finite else itertools.count(number, count)
+
+
+def make_chunk(settings: GenerateSettings, games: Path | None, number: int) -> list[Record]:
+    """The rows of one chunk: a pure function of settings and number."""
+    given = given_games(settings, games, number)
+    if settings.task == "A":
+        rng = chunk_rng(settings, number)
+        return transition_records(rng, settings.proportions, A_ROWS_PER_CHUNK, given)
+    if settings.task == "mate":
+        return mate_records(chunk_rng(settings, number), settings.mate_in, MATES_PER_CHUNK)
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return analysis_records(settings, given, chunk_rng(settings, number))
+        except EngineLost:
+            continue
+    return analysis_records(settings, given, chunk_rng(settings, number))
+
+
+def chunk_rng(settings: GenerateSettings, number: int) -> random.Random:
+    """The chunk's own source of chance."""
+    return random.Random(f"{settings.task}/{settings.seed}/{number}")
+
+
+def given_games(settings: GenerateSettings, path: Path | None, number: int) -> list[list[str]]:
+    """The given games of a chunk; none if it is one of those that are played."""
+    if path is None:
+        return []
+    share = settings.games_share
+    before, after = int(number * share), int((number + 1) * share)
+    if before == after:
+        return []
+    games, count = read_games(path), GAMES_PER_CHUNK[settings.task]
+    numbers = range(before * count, (before + 1) * count)
+    return [games[number % len(games)].split() for number in numbers]
+
+
+def analysis_records(
+    settings: GenerateSettings, given: list[list[str]], rng: random.Random
+) -> list[Record]:
+    """The P rows of one chunk."""
+    with Engine(find_engine(settings.engine)) as engine:
+        if given:
+            games = [given_game_rows(engine, rng, settings, moves) for moves in given]
+        else:
+            games = [engine_game_rows(engine, rng, settings) for _ in range(GAMES_PER_CHUNK["P"])]
+        return [record for game in games for record in game]

@@ -1,0 +1,125 @@
+"""Where rows come from: embedded in the package, files, or a hub id.
+
+The law: `embedded` alone means its train part, so that nobody trains on test rows by accident.
+Files are Parquet or JSONL (columns of ours, or one column `text`) or text, one row a line. A hub
+id is a dataset repository whose Parquet files are read; `owner/name:part` reads the files with
+`part` in their name.
+
+Left out on purpose: streaming. Rows are small; a million fit in memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Iterator
+from importlib.resources import as_file, files
+from itertools import islice
+from pathlib import Path
+
+from rookworld.data.files import iterate_parquet, write_records
+from rookworld.data.intake import Intake
+from rookworld.data.rows import Row, row_record, task_name
+from rookworld.errors import DataError
+
+log = logging.getLogger(__name__)
+
+EMBEDDED = {
+    "train": ("P-train", "A-train"),
+    "validation": ("P-validation", "A-validation"),
+    "test": ("P-test", "A-test"),
+    "mate": ("mate",),
+}
+"""Part → files in the package."""
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
+SUFFIXES = (".parquet", ".jsonl", ".txt")
+
+
+def load_rows(source: str | Path, limit: int | None = None) -> list[Row]:
+    """The rows of a source, at most `limit`; what had to be repaired or left out is logged."""
+    intake = Intake()
+    rows = list(islice(read_source(source, intake), limit))
+    for note in intake.notes():
+        log.warning("%s: %s", source, note)
+    if not rows:
+        raise DataError(f"{source}: no rows in it")
+    return rows
+
+
+def read_source(source: str | Path, intake: Intake) -> Iterator[Row]:
+    """The rows of a source, one by one; `intake` keeps the account."""
+    for path in source_files(source):
+        yield from read_file(path, intake)
+
+
+def source_files(source: str | Path) -> list[Path]:
+    """The files of a source, fetched from the hub if need be."""
+    name, _, part = str(source).partition(":")
+    if name == "embedded":
+        return embedded_files(part or "train")
+    path = Path(source)
+    if path.is_dir():
+        found = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+        if not found:
+            raise DataError(f"{source}: no {', '.join(SUFFIXES)} file in this folder")
+        return found
+    if path.is_file():
+        return [path]
+    if _HUB_ID.fullmatch(str(source)) and path.suffix not in SUFFIXES:
+        return hub_files(name, part)
+    raise DataError(f"{source}: no such file, nor 'embedded', nor a hub id such as owner/name")
+
+
+def embedded_files(part: str) -> list[Path]:
+    """The files of one part of the rows in the package."""
+    if part not in EMBEDDED:
+        raise DataError(f"embedded:{part}: no such part; there are {', '.join(EMBEDDED)}")
+    folder = files("rookworld") / "assets" / "data"
+    with as_file(folder) as path:
+        return [path / f"{name}.parquet" for name in EMBEDDED[part]]
+
+
+def hub_files(repository: str, part: str = "") -> list[Path]:
+    """The Parquet files of a dataset on the hub, from the cache if there is no network."""
+    from huggingface_hub import snapshot_download
+
+    # The second is the base error of the HTTP library, which is another for each hub client.
+    from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]
+
+    try:
+        folder = snapshot_download(repository, repo_type="dataset", allow_patterns="*.parquet")
+    except (OSError, HTTPError, HFValidationError) as error:
+        raise DataError(
+            f"{repository}: not a file here, and the hub did not give it"
+            f" ({type(error).__name__}): check the name and the network, or give a local file"
+        ) from error
+    found = sorted(p for p in Path(folder).rglob("*.parquet") if part in p.name)
+    if not found:
+        raise DataError(f"{repository}: no Parquet file{f' with {part!r}' if part else ''} in it")
+    return found
+
+
+def read_file(path: Path, intake: Intake) -> Iterator[Row]:
+    """The rows of one file."""
+    if path.suffix == ".parquet":
+        for number, record in enumerate(iterate_parquet(path)):
+            if (row := intake.record(record, f"{path}, row {number}")) is not None:
+                yield row
+        return
+    take = intake.line if path.suffix == ".jsonl" else intake.text
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            text = line.rstrip("\n")
+            if text.strip() and (row := take(text, f"{path}:{number}")) is not None:
+                yield row
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Write rows of one task to .parquet, or of any to .jsonl."""
+    kept = list(rows)
+    tasks = {task_name(row) for row in kept}
+    if not kept or (len(tasks) > 1 and path.suffix == ".parquet"):
+        held = " and ".join(sorted(tasks)) or "no"
+        raise DataError(f"{path}: {held} rows cannot go into one Parquet file")
+    write_records(path, [row_record(row) for row in kept], tasks.pop())

@@ -1,0 +1,447 @@
+"""The guard: from a step's numbers, whether to go on, skip, restore, slow down, or stop.
+
+It decides and the loop obeys. Rules, first that fits: a loss or gradient that is not finite skips
+the update, several in a row restore; a KL over its limit restores; entropy under its floor for a
+while restores; a gradient-norm spike skips. At an evaluation, lost format validity restores. Reward
+falling while loss rises, check after check, halves the learning rate. A restore too many stops the
+run with a diagnosis that names one of four causes and what to try.
+
+Laws: pure numbers in, decisions out; no clock, no chance, so a resumed run decides the same. What
+the guard has learnt (recoveries, rate cuts) is for good: it is saved with a checkpoint but never
+rolled back by a restore, or a run could recover for ever. NaN fits no comparison, so it is asked
+for first. Left out: raising the rate again.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from rookworld.errors import ConfigError
+from rookworld.grpo.kl import AdaptiveThreshold
+
+Cause = Literal["diverged_kl", "non_finite", "entropy_collapse", "format_collapse"]
+
+KL_WARN_SHARE = 0.8
+"""Share of the KL limit from which the guard warns."""
+KL_ACT_SHARE = 0.9
+"""Share of the KL limit from which it restores: before the limit is reached, not after."""
+SPIKE_WINDOW = 20
+"""Gradient norms a spike is compared with; half of them must be known."""
+ENTROPY_SHARE = 0.1
+"""A run that starts with little entropy has this share of it as its floor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardSettings:
+    """When the guard acts."""
+
+    kl_divergence_threshold: float = 1.0
+    """KL to the reference, nats per token: warning at 80 %, restore at 90 % of it; 0 = off."""
+    adaptive_threshold: bool = False
+    """Let the KL threshold follow training: 3 × running median, at most 4 × the set value."""
+    entropy_floor: float = 0.01
+    """Least mean entropy, nats per token, or a tenth of the first if that is less; 0 = off."""
+    entropy_patience: int = 5
+    """Steps in a row under the floor that make a collapse."""
+    format_drop: float = 0.05
+    """Fall of held-out format validity below its best that makes a collapse; 0 = off."""
+    grad_spike_factor: float = 20.0
+    """A gradient norm this many times the running median is skipped; 0 = off."""
+    trend_checks: int = 3
+    """Checks in a row with reward falling and loss rising that halve the rate; 0 = off."""
+    trend_window: int = 10
+    """Steps averaged into one check of the training reward."""
+    trend_tolerance: float = 0.01
+    """The reward must have fallen by more than this over those checks."""
+    max_consecutive_nans: int = 5
+    """Non-finite steps in a row that lead to a restore."""
+    max_recoveries: int = 3
+    """Restores before the run is given up."""
+    recovery_lr_factor: float = 0.5
+    """Learning-rate factor of every restore, for good."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.recovery_lr_factor <= 1:
+            raise ConfigError(
+                f"recovery_lr_factor is {self.recovery_lr_factor}; it must lie in (0, 1], "
+                "usually 0.1 to 0.5"
+            )
+        least = {"max_recoveries": 0, "max_consecutive_nans": 1}
+        least |= {"trend_window": 1, "entropy_patience": 1}
+        for name, floor in least.items():
+            if getattr(self, name) < floor:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {floor}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepHealth:
+    """What a step measured, before its update is applied."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    kl: float
+    entropy: float
+    reward_mean: float
+    all_rewards_negative: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalHealth:
+    """What an evaluation on held-out rows measured."""
+
+    step: int
+    reward: float
+    format: float
+
+
+@dataclass(frozen=True)
+class Continue:
+    """Apply the update."""
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Throw this update away and go on."""
+
+    reason: Literal["non_finite", "grad_spike"]
+
+
+@dataclass(frozen=True)
+class HalveRate:
+    """Apply the update; from here on the rate is halved (`Guard.lr_scale` says so already)."""
+
+    reason: Literal["train_trend", "held_out_trend"]
+
+
+@dataclass(frozen=True)
+class Restore:
+    """Go back to the last good state with a lower rate and another sampling seed."""
+
+    reason: Cause
+    lr_factor: float
+    recovery: int
+    """Which recovery this is, from 1: fold it into the sampling seed."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Beyond recovery."""
+
+    reason: Cause
+    diagnosis: str
+
+
+Decision = Continue | Skip | HalveRate | Restore | Stop
+Event = dict[str, Any]
+"""`step`, `kind` (warning, skip, rate_halved, restore, stop), `cause`, `message`, and numbers."""
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """A decision, what to log, and whether the weights measured are worth returning to.
+
+    `sound` speaks of the weights *before* this step's update: keep them, then update.
+    """
+
+    decision: Decision
+    events: tuple[Event, ...] = ()
+    sound: bool = False
+
+
+DIAGNOSES: Mapping[Cause, tuple[str, str]] = {
+    "diverged_kl": (
+        "the policy kept running away from the reference",
+        "a lower --lr (1e-5 to 3e-5 is stable for small models), a higher --kl-coef or "
+        "--adaptive-kl, a smaller --clip-range",
+    ),
+    "non_finite": (
+        "the loss or its gradient kept turning into NaN or infinity",
+        "a lower --lr, --dtype float32, and `rookworld check` on the model to see whether its "
+        "weights are finite",
+    ),
+    "entropy_collapse": (
+        "the policy kept collapsing to one answer per prompt",
+        "a higher --entropy-coef (0.005), a lower --lr, a --temperature of 1.0, a higher --kl-coef",
+    ),
+    "format_collapse": (
+        "the model kept forgetting the answer format on held-out rows",
+        "a lower --lr, a higher --kl-coef, a longer --reward-warmup-steps, and a prompt mix with "
+        "both tasks (--mix-env-ratio)",
+    ),
+}
+
+
+@dataclass
+class Trend:
+    """Checks in a row in which the reward fell and the loss rose."""
+
+    last: list[float] = field(default_factory=list)
+    """Reward and loss of the check before; empty before the first."""
+    streak: int = 0
+    fallen: float = 0.0
+
+    def check(self, reward: float, loss: float) -> None:
+        worse = bool(self.last) and reward < self.last[0] and loss > self.last[1]
+        self.fallen = self.fallen + self.last[0] - reward if worse else 0.0
+        self.streak = self.streak + 1 if worse else 0
+        self.last = [reward, loss]
+
+
+@dataclass
+class Memory:
+    """All the guard remembers, as plain values: what `state_dict` saves."""
+
+    recoveries: int = 0
+    skipped: int = 0
+    lr_scale: float = 1.0
+    nans: int = 0
+    low_entropy: int = 0
+    first_entropy: float | None = None
+    best_format: float | None = None
+    warned: list[str] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    eval_loss_sum: float = 0.0
+    eval_loss_steps: int = 0
+    train_trend: Trend = field(default_factory=Trend)
+    held_out_trend: Trend = field(default_factory=Trend)
+
+    def forget_recent(self) -> None:
+        """Streaks of a state that is gone do not count against the restored one."""
+        self.nans = self.low_entropy = self.eval_loss_steps = 0
+        self.eval_loss_sum = 0.0
+        self.warned, self.rewards, self.losses = [], [], []
+        self.train_trend, self.held_out_trend = Trend(), Trend()
+
+
+class Guard:
+    """Feeds on `StepHealth` and `EvalHealth`; remembers what it needs to judge the next."""
+
+    def __init__(self, settings: GuardSettings) -> None:
+        self.settings = settings
+        self._kl = AdaptiveThreshold(settings.kl_divergence_threshold)
+        self._memory = Memory()
+
+    @property
+    def lr_scale(self) -> float:
+        """Product of every rate cut so far: multiply the scheduled rate by it."""
+        return self._memory.lr_scale
+
+    @property
+    def recoveries(self) -> int:
+        """Restores so far."""
+        return self._memory.recoveries
+
+    @property
+    def skipped(self) -> int:
+        """Updates skipped so far."""
+        return self._memory.skipped
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {**asdict(self._memory), "kl": self._kl.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        values = {name: value for name, value in state.items() if name != "kl"}
+        for name in ("train_trend", "held_out_trend"):
+            values[name] = Trend(**values[name])
+        self._memory = Memory(**copy.deepcopy(values))
+        self._kl.load_state_dict(state["kl"])
+
+    # --- judging ---
+
+    @property
+    def kl_limit(self) -> float:
+        """The KL threshold in force (0 = none)."""
+        return self._kl.limit if self.settings.adaptive_threshold else self._kl.base
+
+    @property
+    def entropy_floor(self) -> float:
+        """The entropy floor in force (0 = none)."""
+        first = self._memory.first_entropy
+        floor = self.settings.entropy_floor
+        return floor if first is None else min(floor, ENTROPY_SHARE * first)
+
+    def check_step(self, health: StepHealth) -> Ruling:
+        """Judge a step whose gradient is known and whose update is not yet applied."""
+        kl_breached = self._over(health.kl, KL_ACT_SHARE)
+        measured = (health.loss, health.grad_norm, health.entropy, health.reward_mean, health.kl)
+        # An infinite KL is a breach that needs no second look; NaN says nothing but "broken".
+        if not all(map(math.isfinite, measured)) and not (kl_breached and health.kl == math.inf):
+            return self._non_finite(health)
+        self._memory.nans = 0
+        if kl_breached:
+            limit = KL_ACT_SHARE * self.kl_limit
+            what = (
+                f"KL to the reference is {health.kl:.4g} nats per token, over 90 % of its "
+                f"threshold {self.kl_limit:.4g}"
+            )
+            return self._restore(health.step, "diverged_kl", what, health.kl, limit)
+        events = self._warnings(health)
+        if self._entropy_collapsed(health.entropy):
+            floor = self.entropy_floor
+            what = (
+                f"entropy is {health.entropy:.4g} nats per token, floor {floor:.4g}, "
+                f"for {self._memory.low_entropy} steps"
+            )
+            return self._restore(health.step, "entropy_collapse", what, health.entropy, floor)
+        spike = self._spike(health)
+        if spike is not None:
+            return Ruling(Skip("grad_spike"), (*events, spike))
+        return self._continue(health, events)
+
+    def check_eval(self, health: EvalHealth) -> Ruling:
+        """Judge an evaluation on held-out rows; one without numbers says nothing."""
+        memory, drop = self._memory, self.settings.format_drop
+        if not (math.isfinite(health.reward) and math.isfinite(health.format)):
+            return Ruling(Continue())
+        best = health.format if memory.best_format is None else memory.best_format
+        if 0 < drop < best - health.format:
+            what = f"held-out format validity is {health.format:.4g}, best was {best:.4g}"
+            return self._restore(health.step, "format_collapse", what, health.format, best - drop)
+        memory.best_format = max(best, health.format)
+        if memory.eval_loss_steps == 0:
+            return Ruling(Continue())
+        memory.held_out_trend.check(health.reward, memory.eval_loss_sum / memory.eval_loss_steps)
+        memory.eval_loss_sum, memory.eval_loss_steps = 0.0, 0
+        return self._halve_if_falling(health.step, memory.held_out_trend, "held_out_trend")
+
+    def _over(self, kl: float, share: float) -> bool:
+        return self.kl_limit > 0 and kl >= share * self.kl_limit
+
+    def _non_finite(self, health: StepHealth) -> Ruling:
+        self._memory.nans += 1
+        names = ("loss", "grad_norm", "kl", "entropy", "reward_mean")
+        bad = [name for name in names if not math.isfinite(getattr(health, name))]
+        what = f"{', '.join(bad)} not finite, {self._memory.nans} in a row"
+        limit = self.settings.max_consecutive_nans
+        if self._memory.nans >= limit:
+            return self._restore(
+                health.step, "non_finite", what, float(self._memory.nans), float(limit)
+            )
+        self._memory.skipped += 1
+        event = _event(health.step, "skip", "non_finite", f"update skipped: {what}")
+        return Ruling(Skip("non_finite"), (event,))
+
+    def _entropy_collapsed(self, entropy: float) -> bool:
+        memory = self._memory
+        if memory.first_entropy is None:
+            memory.first_entropy = entropy
+        memory.low_entropy = memory.low_entropy + 1 if entropy < self.entropy_floor else 0
+        return memory.low_entropy >= self.settings.entropy_patience
+
+    def _spike(self, health: StepHealth) -> Event | None:
+        """Every norm is remembered, spikes too: a lasting change of level becomes the level."""
+        known = self._memory.grad_norms
+        self._memory.grad_norms = [*known, health.grad_norm][-SPIKE_WINDOW:]
+        factor = self.settings.grad_spike_factor
+        if len(known) < SPIKE_WINDOW // 2:
+            return None
+        limit = factor * statistics.median(known)
+        if limit <= 0 or health.grad_norm <= limit:
+            return None
+        self._memory.skipped += 1
+        message = f"update skipped: gradient norm {health.grad_norm:.4g}, limit {limit:.4g}"
+        return _event(health.step, "skip", "grad_spike", message, health.grad_norm, limit)
+
+    def _warnings(self, health: StepHealth) -> tuple[Event, ...]:
+        """One event when a condition begins; silence while it lasts."""
+        near, floor, mean = KL_WARN_SHARE * self.kl_limit, self.entropy_floor, health.reward_mean
+        started = self._memory.first_entropy is not None
+        kl_near = f"KL {health.kl:.4g} is over 80 % of its threshold {self.kl_limit:.4g}"
+        low = f"entropy {health.entropy:.4g} is under its floor {floor:.4g}"
+        negative = f"all rewards of the step are negative, mean {mean:.4g}"
+        conditions: dict[str, tuple[bool, str, float, float]] = {
+            "kl_near_limit": (self._over(health.kl, KL_WARN_SHARE), kl_near, health.kl, near),
+            "entropy_low": (started and health.entropy < floor, low, health.entropy, floor),
+            "rewards_negative": (health.all_rewards_negative, negative, mean, 0.0),
+        }
+        now = {cause for cause, (holds, *_) in conditions.items() if holds}
+        begun = now - set(self._memory.warned)
+        self._memory.warned = sorted(now)
+        return tuple(_event(health.step, "warning", c, *conditions[c][1:]) for c in sorted(begun))
+
+    def _continue(self, health: StepHealth, events: tuple[Event, ...]) -> Ruling:
+        memory = self._memory
+        self._kl.accept(health.kl)
+        memory.eval_loss_sum += health.loss
+        memory.eval_loss_steps += 1
+        memory.rewards.append(health.reward_mean)
+        memory.losses.append(health.loss)
+        sound = not {"kl_near_limit", "entropy_low"} & set(memory.warned)
+        if len(memory.rewards) < self.settings.trend_window:
+            return Ruling(Continue(), events, sound)
+        memory.train_trend.check(statistics.fmean(memory.rewards), statistics.fmean(memory.losses))
+        memory.rewards, memory.losses = [], []
+        ruling = self._halve_if_falling(health.step, memory.train_trend, "train_trend")
+        return Ruling(ruling.decision, (*events, *ruling.events), sound)
+
+    # --- answering ---
+
+    def _halve_if_falling(
+        self, step: int, trend: Trend, reason: Literal["train_trend", "held_out_trend"]
+    ) -> Ruling:
+        wanted = self.settings.trend_checks
+        if wanted <= 0 or trend.streak < wanted or trend.fallen <= self.settings.trend_tolerance:
+            return Ruling(Continue())
+        self._memory.lr_scale *= 0.5
+        where = "training" if reason == "train_trend" else "held-out"
+        message = (
+            f"{where} reward fell by {trend.fallen:.4g} while the loss rose, {trend.streak} checks "
+            f"in a row: learning rate halved, now {self.lr_scale:.4g} of its schedule"
+        )
+        event = _event(step, "rate_halved", reason, message, trend.fallen, lr_scale=self.lr_scale)
+        trend.streak, trend.fallen = 0, 0.0
+        return Ruling(HalveRate(reason), (event,))
+
+    def _restore(self, step: int, cause: Cause, what: str, value: float, limit: float) -> Ruling:
+        if self.recoveries >= self.settings.max_recoveries:
+            diagnosis = _diagnosis(step, cause, what, self.recoveries, self.lr_scale)
+            return Ruling(
+                Stop(cause, diagnosis), (_event(step, "stop", cause, diagnosis, value, limit),)
+            )
+        self._memory.recoveries += 1
+        self._memory.lr_scale *= self.settings.recovery_lr_factor
+        self._memory.forget_recent()
+        message = (
+            f"{what}: last good state restored (recovery {self.recoveries} of "
+            f"{self.settings.max_recoveries}), rate now {self.lr_scale:.4g} of its schedule"
+        )
+        numbers = {"recovery": self.recoveries, "lr_scale": self.lr_scale}
+        event = _event(step, "restore", cause, message, value, limit, **numbers)
+        decision = Restore(cause, self.settings.recovery_lr_factor, self.recoveries)
+        return Ruling(decision, (event,))
+
+
+def _event(
+    step: int,
+    kind: str,
+    cause: str,
+    message: str,
+    value: float | None = None,
+    limit: float | None = None,
+    **numbers: float,
+) -> Event:
+    """A line for the event log; JSON has no NaN, so a number that is none becomes null."""
+    event: Event = {"step": step, "kind": kind, "cause": cause, "message": message}
+    given = {"value": value, "limit": limit, **numbers}
+    for name, number in given.items():
+        if number is not None:
+            event[name] = number if math.isfinite(number) else None
+    return event
+
+
+def _diagnosis(step: int, cause: Cause, what: str, recoveries: int, lr_scale: float) -> str:
+    happened, try_this = DIAGNOSES[cause]
+    return (
+        f"training diverged at step {step} ({cause}): {happened}. Last seen: {what}; "
+        f"{recoveries} restores and a learning rate at {lr_scale:.4g} of its schedule did not "
+        f"help. Try {try_this}."
+    )

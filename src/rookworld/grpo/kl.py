@@ -1,0 +1,319 @@
+"""Distance from the reference model: exact KL, its estimators, its coefficient, its threshold.
+
+Names follow the flags: `forward` is D(π‖ref) = Σ π (log π - log ref), `reverse` is D(ref‖π),
+`symmetric` their mean; x = log π - log ref of the sampled token. All in nats per token.
+Laws: each is checked against enumeration on a small vocabulary; exact KL and k2 have the gradient
+of D(π‖ref) in expectation; k3 has not and is here for comparison; k1 is only ever part of a reward,
+because as a loss its expected gradient is zero. The exact KL compares the models themselves, at
+temperature 1 and uncut, so its unit does not move with the sampling settings.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from rookworld.model.distribution import entropy_of, truncated_logits
+
+ExactKL = Callable[[Tensor, Tensor], Tensor]
+"""(log π [..., V], log ref [..., V]) -> KL [...]."""
+
+KLEstimator = Callable[[Tensor, Tensor], Tensor]
+"""(log π [...], log ref [...]) of the sampled tokens -> a loss per token [...]."""
+
+
+# --- exact, from whole distributions ------------------------------------------------------------
+
+
+def forward_kl(log_pi: Tensor, log_ref: Tensor) -> Tensor:
+    """D(π‖ref) = Σ π (log π - log ref)."""
+    return (log_pi.exp() * (log_pi - log_ref)).sum(-1)
+
+
+def reverse_kl(log_pi: Tensor, log_ref: Tensor) -> Tensor:
+    """D(ref‖π) = Σ ref (log ref - log π)."""
+    return (log_ref.exp() * (log_ref - log_pi)).sum(-1)
+
+
+def symmetric_kl(log_pi: Tensor, log_ref: Tensor) -> Tensor:
+    """Mean of both directions: ½ Σ (π - ref)(log π - log ref)."""
+    return 0.5 * ((log_pi.exp() - log_ref.exp()) * (log_pi - log_ref)).sum(-1)
+
+
+EXACT: Mapping[str, ExactKL] = {
+    "forward": forward_kl,
+    "reverse": reverse_kl,
+    "symmetric": symmetric_kl,
+}
+
+
+# --- estimated, from the sampled tokens ---------------------------------------------------------
+
+
+def k2(logp: Tensor, ref_logp: Tensor) -> Tensor:
+    """½x² as a loss: unbiased gradient of D(π‖ref) for tokens sampled from π.
+
+    When tokens come from an older policy, multiply by the detached ratio π/μ.
+    """
+    return 0.5 * (logp - ref_logp.detach()).square()
+
+
+def k3(logp: Tensor, ref_logp: Tensor) -> Tensor:
+    """e^-x - 1 + x as a loss: the gradient of D(ref‖π), unbounded; for comparison only."""
+    x = logp - ref_logp.detach()
+    return torch.exp(-x) - 1 + x
+
+
+ESTIMATORS: Mapping[str, KLEstimator] = {"k2": k2, "k3": k3}
+
+KL_TYPES = (*EXACT, *ESTIMATORS, "k1_reward")
+"""Every name `--kl-type` takes."""
+
+
+def k1_penalty(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
+    """Σ x over each sequence [N], detached: subtract coefficient × this from its reward.
+
+    Summed, not averaged: only the whole sequence's x makes the policy gradient that of the KL.
+    """
+    return torch.where(mask.bool(), (logp - ref_logp).detach(), 0.0).sum(-1)
+
+
+def mean_kl_per_sequence(kl: Tensor, mask: Tensor) -> Tensor:
+    """Mean over each sequence's own tokens [N]; what a cap during collection compares."""
+    live = mask.to(kl.dtype)
+    return torch.where(mask.bool(), kl.detach(), 0.0).sum(-1) / live.sum(-1).clamp_min(1)
+
+
+# --- one pass from hidden states ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenStats:
+    """What a loss needs of each row, all [rows] in fp32; the last two only with a reference."""
+
+    logp: Tensor
+    """Log-probability of the row's id under the sampling distribution."""
+    entropy: Tensor
+    """Entropy of the sampling distribution, nats."""
+    kl: Tensor | None = None
+    """Exact KL between the models."""
+    ref_logp: Tensor | None = None
+    """The reference's log-probability of the id, cut to the tokens the policy may sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """How tokens were drawn; each a number for all rows or a tensor [rows]."""
+
+    temperature: Tensor | float = 1.0
+    top_k: Tensor | int = 0
+    top_p: Tensor | float = 1.0
+
+    def rows(self, start: int, stop: int) -> Draw:
+        """The settings of the rows from `start` to `stop`."""
+        temperature, top_k, top_p = self.temperature, self.top_k, self.top_p
+        return Draw(
+            temperature=temperature[start:stop] if isinstance(temperature, Tensor) else temperature,
+            top_k=top_k[start:stop] if isinstance(top_k, Tensor) else top_k,
+            top_p=top_p[start:stop] if isinstance(top_p, Tensor) else top_p,
+        )
+
+
+def stats_from_logits(
+    logits: Tensor, ids: Tensor, draw: Draw, ref_logits: Tensor | None = None, kind: str = "forward"
+) -> TokenStats:
+    """`TokenStats` of rows whose logits [rows, V] (and the reference's) are at hand."""
+    logits = logits.float()
+    index = ids.unsqueeze(-1)
+    scores = truncated_logits(logits, draw.temperature, draw.top_k, draw.top_p, keep=ids)
+    drawn = scores.log_softmax(-1)
+    stats = TokenStats(logp=drawn.gather(-1, index).squeeze(-1), entropy=entropy_of(drawn))
+    if ref_logits is None:
+        return stats
+    reference = ref_logits.detach().float().to(logits.device)
+    # The reference keeps the policy's tokens: x is then 0 when the models agree, and never infinite
+    # because the two nuclei differ.
+    scaled = truncated_logits(reference, _no_greedy(draw.temperature))
+    ref_drawn = scaled.masked_fill(scores.detach() == -torch.inf, -torch.inf).log_softmax(-1)
+    return replace(
+        stats,
+        kl=EXACT[kind](logits.log_softmax(-1), reference.log_softmax(-1)),
+        ref_logp=ref_drawn.gather(-1, index).squeeze(-1),
+    )
+
+
+def _no_greedy(temperature: Tensor | float) -> Tensor | float:
+    """Temperature 0 cuts instead of scaling; the cut is already in the policy's scores."""
+    if isinstance(temperature, Tensor):
+        return temperature.masked_fill(temperature == 0, 1.0)
+    return temperature or 1.0
+
+
+def token_stats(
+    hidden: Tensor,
+    head: Tensor,
+    ids: Tensor,
+    *,
+    draw: Draw | None = None,
+    ref_hidden: Tensor | None = None,
+    ref_head: Tensor | None = None,
+    kind: str = "forward",
+    chunk: int = 0,
+) -> TokenStats:
+    """`TokenStats` of `ids` [rows] from hidden states [rows, d] and an output head [V, d].
+
+    With `chunk` > 0 only chunk × V scores live at a time, recomputed in the backward pass: needed
+    for 50k tokens, a waste for 2k. The product follows the caller's dtype or autocast; everything
+    after it is fp32. The reference's product runs on the reference's device, without gradient.
+    """
+    settings = draw or Draw()
+    compared = ref_hidden is not None and ref_head is not None
+
+    def rows(start: int, states: Tensor) -> tuple[Tensor, ...]:
+        stop = start + len(states)
+        reference = _reference_logits(ref_hidden, ref_head, start, stop)
+        part = settings.rows(start, stop)
+        stats = stats_from_logits(F.linear(states, head), ids[start:stop], part, reference, kind)
+        found = (stats.logp, stats.entropy, stats.kl, stats.ref_logp)
+        return tuple(tensor for tensor in found if tensor is not None)
+
+    columns = _in_chunks(rows, hidden, chunk)
+    logp, entropy = columns[:2]
+    kl, ref_logp = columns[2:] if compared else (None, None)
+    return TokenStats(logp=logp, entropy=entropy, kl=kl, ref_logp=ref_logp)
+
+
+def exact_kl_from_hidden(
+    hidden: Tensor,
+    ref_hidden: Tensor,
+    head: Tensor,
+    ref_head: Tensor,
+    kind: str = "forward",
+    chunk: int = 0,
+) -> Tensor:
+    """Exact KL [rows] alone, where nothing was sampled; in the same chunks."""
+
+    def rows(start: int, states: Tensor) -> tuple[Tensor, ...]:
+        reference = _reference_logits(ref_hidden, ref_head, start, start + len(states))
+        assert reference is not None
+        log_pi = F.linear(states, head).float().log_softmax(-1)
+        log_ref = reference.float().to(log_pi.device).log_softmax(-1)
+        return (EXACT[kind](log_pi, log_ref),)
+
+    return _in_chunks(rows, hidden, chunk)[0]
+
+
+@torch.no_grad()
+def _reference_logits(
+    hidden: Tensor | None, head: Tensor | None, start: int, stop: int
+) -> Tensor | None:
+    if hidden is None or head is None:
+        return None
+    return F.linear(hidden[start:stop], head)
+
+
+def _in_chunks(
+    rows: Callable[[int, Tensor], tuple[Tensor, ...]], hidden: Tensor, chunk: int
+) -> tuple[Tensor, ...]:
+    """`rows(start, states)` over pieces of `hidden`, each recomputed in the backward pass."""
+    if chunk <= 0 or len(hidden) == 0:
+        return rows(0, hidden)
+    pieces: list[tuple[Tensor, ...]] = [
+        checkpoint(rows, i * chunk, states, use_reentrant=False, preserve_rng_state=False)
+        for i, states in enumerate(torch.split(hidden, chunk))
+    ]
+    return tuple(torch.cat(column) for column in zip(*pieces, strict=True))
+
+
+# --- control ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class KLSettings:
+    """How strongly the policy is held to the reference."""
+
+    coef: float = 0.02
+    """Weight of the KL term (adaptive: where it starts)."""
+    adaptive: bool = False
+    """Steer the weight so that the KL stays near the target."""
+    target: float = 0.05
+    """KL the adaptive weight aims at, nats per token."""
+    coef_min: float = 1e-4
+    """Least adaptive weight."""
+    coef_max: float = 1.0
+    """Greatest adaptive weight."""
+    warmup_steps: int = 0
+    """Steps during which the weight is multiplied by the warm-up factor; 0 = no warm-up."""
+    warmup_factor: float = 0.0
+    """Factor during warm-up; 0 = no penalty."""
+
+
+class KLControl:
+    """The coefficient in force: fixed, or ×1.5 above 1.5·target and ÷1.5 below target/1.5."""
+
+    STEP = 1.5
+
+    def __init__(self, settings: KLSettings) -> None:
+        self.settings = settings
+        self.coef = settings.coef
+
+    def coef_at(self, step: int) -> float:
+        """Coefficient to use at `step` (from 0)."""
+        warming = step < self.settings.warmup_steps
+        return self.coef * (self.settings.warmup_factor if warming else 1.0)
+
+    def observe(self, step: int, kl: float) -> None:
+        """Take in a step's measured KL; warm-up steps and non-finite values teach nothing."""
+        settings = self.settings
+        if not settings.adaptive or step < settings.warmup_steps or not math.isfinite(kl):
+            return
+        if kl > self.STEP * settings.target:
+            self.coef *= self.STEP
+        elif kl < settings.target / self.STEP:
+            self.coef /= self.STEP
+        self.coef = min(max(self.coef, settings.coef_min), settings.coef_max)
+
+    def state_dict(self) -> dict[str, float]:
+        return {"coef": self.coef}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        self.coef = float(state["coef"])
+
+
+class AdaptiveThreshold:
+    """A limit that follows training: `multiple` × median of the last accepted values.
+
+    Never under the limit that was set, never over `ceiling` times it; so a KL that grows slowly
+    while learning is no alarm, a jump is, and the limit cannot run away with the policy.
+    """
+
+    def __init__(
+        self, base: float, multiple: float = 3.0, ceiling: float = 4.0, window: int = 50
+    ) -> None:
+        self.base = base
+        self.multiple = multiple
+        self.ceiling = ceiling
+        self.window = window
+        self.accepted: list[float] = []
+
+    @property
+    def limit(self) -> float:
+        follows = self.multiple * statistics.median(self.accepted) if self.accepted else 0.0
+        return min(max(self.base, follows), self.ceiling * self.base)
+
+    def accept(self, value: float) -> None:
+        """Remember a value of a step that was found healthy."""
+        self.accepted = [*self.accepted, value][-self.window :]
+
+    def state_dict(self) -> dict[str, list[float]]:
+        return {"accepted": list(self.accepted)}
+
+    def load_state_dict(self, state: Mapping[str, list[float]]) -> None:
+        self.accepted = [float(value) for value in state["accepted"]]

@@ -1,0 +1,62 @@
+"""Logits to tokens: temperature, top-k, top-p or greedy per row, and what the choice was worth.
+
+Law: log-prob and entropy are those of the distribution the token was drawn from, after temperature
+and truncation; for a greedy row (temperature 0) those of the plain softmax.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from .distribution import truncated_logits
+from .noise import fold, waiting_times
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How each row draws: tensors over rows, and which of them matter at all."""
+
+    temperature: Tensor
+    """[rows] float32, 1 where greedy"""
+    top_k: Tensor
+    """[rows] int64, 0 keeps all"""
+    top_p: Tensor
+    """[rows] float32, 1 keeps all"""
+    greedy: Tensor
+    """[rows] bool"""
+    truncated: bool
+    """some row has a top-k or top-p"""
+    random: bool
+    """some row is not greedy"""
+
+    def tensors(self) -> dict[str, Tensor]:
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in named.items() if isinstance(value, Tensor)}
+
+    def take(self, rows: Tensor) -> Rules:
+        """The rules of `rows`, in that order."""
+        taken = {name: value[rows] for name, value in self.tensors().items()}
+        return Rules(**taken, truncated=self.truncated, random=self.random)
+
+
+def choose(logits: Tensor, rules: Rules, keys: Tensor, index: Tensor) -> tuple[Tensor, ...]:
+    """Token, log-prob and entropy, each [rows], from `logits` [rows, vocabulary].
+
+    `keys` are the rows' keys, `index` how many tokens each row has so far: together the noise.
+    """
+    if rules.truncated:
+        scores = truncated_logits(logits, rules.temperature, rules.top_k, rules.top_p)
+    else:
+        scores = logits.float() / rules.temperature[:, None]
+    log_p = torch.log_softmax(scores, -1)
+    p = log_p.exp()
+    # A token cut off has p = 0 and log p = -inf, whose product must be 0.
+    entropy = -(p * log_p.clamp_min(-1e4)).sum(-1)
+    token = scores.argmax(-1)
+    if rules.random:
+        raced = (p / waiting_times(fold(keys, index), logits.shape[-1])).argmax(-1)
+        token = torch.where(rules.greedy, token, raced)
+    return token, log_p.gather(-1, token[:, None])[:, 0], entropy

@@ -1,0 +1,150 @@
+"""GPT-2 as Hugging Face computes it: learned positions, gelu_tanh, tied or untied head.
+
+Law: logits equal `transformers` within 1e-5 in fp32. There is no dropout, whatever a loaded config
+says: dropout in the policy but not in the reference is what made earlier KL estimates explode.
+How keys and values are attended is a function passed in (`Attend`), so training, shared-prefix
+updates and cached decoding are one forward pass. Left out: cross-attention, attention upcasting.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, query, key, value), each [batch, heads, tokens, head size] -> attended, same shape."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPT2Config:
+    """The shape of a GPT-2; field names are those of its Hugging Face `config.json`."""
+
+    vocab_size: int
+    n_positions: int = 1024
+    n_embd: int = 768
+    n_layer: int = 12
+    n_head: int = 12
+    n_inner: int | None = None
+    layer_norm_epsilon: float = 1e-5
+    tie_word_embeddings: bool = True
+
+    @property
+    def head_size(self) -> int:
+        return self.n_embd // self.n_head
+
+    @property
+    def inner(self) -> int:
+        return self.n_inner or 4 * self.n_embd
+
+
+def causal(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Every token sees itself and what came before."""
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+def masked(mask: Tensor) -> Attend:
+    """Attention under `mask` [batch or 1, 1, tokens, tokens], true where a token may look."""
+
+    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+    return attend
+
+
+class Attention(nn.Module):
+    def __init__(self, config: GPT2Config, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.n_head = config.n_head
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd)
+
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+        batch, tokens, width = x.shape
+        qkv = self.c_attn(x).view(batch, tokens, 3, self.n_head, width // self.n_head)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        seen = attend(self.layer, query, key, value)
+        projected: Tensor = self.c_proj(seen.transpose(1, 2).reshape(batch, tokens, width))
+        return projected
+
+
+class MLP(nn.Module):
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, config.inner)
+        self.c_proj = nn.Linear(config.inner, config.n_embd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        projected: Tensor = self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+        return projected
+
+
+class Block(nn.Module):
+    def __init__(self, config: GPT2Config, layer: int) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.attn = Attention(config, layer)
+        self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+        x = x + self.attn(self.ln_1(x), attend)
+        out: Tensor = x + self.mlp(self.ln_2(x))
+        return out
+
+
+class GPT2(nn.Module):
+    """Token ids in, hidden states out; `logits` turns the hidden states one needs into scores."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.config = config
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.wpe = nn.Embedding(config.n_positions, config.n_embd)
+        self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.wte.weight
+
+    def forward(
+        self, ids: Tensor, positions: Tensor | None = None, attend: Attend = causal
+    ) -> Tensor:
+        """Hidden states [batch, tokens, width] of `ids` [batch, tokens], after the last norm."""
+        if positions is None:
+            positions = torch.arange(ids.shape[1], device=ids.device)
+        x = self.wte(ids) + self.wpe(positions)
+        for block in self.h:
+            x = block(x, attend)
+        hidden: Tensor = self.ln_f(x)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores over the vocabulary; ask only for the positions that are needed."""
+        scores: Tensor = self.lm_head(hidden)
+        return scores
+
+    @property
+    def device(self) -> torch.device:
+        return self.wte.weight.device
+
+    def init_weights(self, seed: int) -> GPT2:
+        """GPT-2's own initialisation, the same for a seed on every device."""
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in self.named_parameters():
+            with torch.no_grad():
+                if name.endswith("bias"):
+                    parameter.zero_()
+                elif "ln_" in name:
+                    parameter.fill_(1.0)
+                else:
+                    residual = name.endswith("c_proj.weight")
+                    std = 0.02 / math.sqrt(2 * self.config.n_layer) if residual else 0.02
+                    noise = torch.randn(parameter.shape, generator=generator)
+                    parameter.copy_(noise * std)
+        return self

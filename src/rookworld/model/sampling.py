@@ -1,0 +1,385 @@
+"""The one sampler, for training, evaluation and play.
+
+Laws: batched = single and K samples = K prompts, token by token; a sample is a function of (seed,
+step, prompt key, sample index) and not of its neighbours; log-prob and entropy are those of the
+distribution the token was drawn from. Each prompt is prefilled once and shared by its samples; rows
+stop at their own end token or maximum and are compacted away. The model's mode is not touched.
+Left out: beam search, repetition penalties, streaming.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError, ModelError
+from .batch import Batch, Mask, Rows, Shape
+from .choice import Rules
+from .decoder import Weights, prefill
+from .gpt2 import GPT2
+from .noise import row_keys
+from .stepper import Eager, Graphed, Kernels, Stepper, best_kernels
+
+ROWS_AT_ONCE = 1024
+"""Larger requests are sampled in parts: nothing is gained by more rows, and the cache grows."""
+PREFILL_TOKENS = {"cpu": 640, "cuda": 1 << 16}
+"""Tokens prefilled at once: on the CPU few enough for the activations to stay in its cache."""
+
+Constraint = Callable[[Tensor, Tensor], Tensor]
+"""(rows [n] of the result, their tokens so far [n, t]) -> bool [n, vocabulary]: what may follow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How to draw the answers to a prompt."""
+
+    temperature: float = 1.0
+    """divides the logits; 0 is greedy"""
+    top_k: int = 0
+    """only the k most probable tokens; 0 keeps all"""
+    top_p: float = 1.0
+    """only the most probable tokens that reach this mass; 1 keeps all"""
+    max_new_tokens: int = 128
+    """an answer ends here if no end token came before"""
+
+    def __post_init__(self) -> None:
+        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
+            raise ConfigError(f"temperature {self.temperature}: give 0 (greedy) or more")
+        if self.top_k < 0:
+            raise ConfigError(f"top_k {self.top_k}: give 0 (all tokens) or more")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p {self.top_p}: give more than 0 and at most 1 (all tokens)")
+        if self.max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens {self.max_new_tokens}: give 1 or more")
+
+
+@dataclass(frozen=True)
+class Samples:
+    """N = prompts × k answers, those of a prompt next to each other, on the model's device."""
+
+    tokens: Tensor
+    """[N, T] int64, the end token included, padded with end tokens"""
+    lengths: Tensor
+    """[N] int64, the end token included"""
+    logp: Tensor
+    """[N, T] float32, of each token under the distribution it was drawn from; 0 on padding"""
+    entropy: Tensor
+    """[N, T] float32, of that distribution, in nats; 0 on padding"""
+    finished: Tensor
+    """[N] bool, ended by the end token and not by the maximum"""
+
+
+class _Prompt(NamedTuple):
+    ids: Sequence[int]
+    settings: Sampling
+    key: int
+    first_sample: int
+    place: int
+
+
+def sample(
+    model: GPT2,
+    prompts: Sequence[Sequence[int]],
+    *,
+    k: int = 1,
+    settings: Sampling | Sequence[Sampling],
+    eos: int,
+    seed: int,
+    step: int = 0,
+    keys: Sequence[int] | None = None,
+    first_sample: int | Sequence[int] = 0,
+    constraint: Constraint | None = None,
+    dtype: torch.dtype | None = None,
+) -> Samples:
+    """Draw `k` answers to each of `prompts` from `model` as it is now.
+
+    `settings` is one for all or one per prompt; `keys` (default: the prompt's index) and the
+    samples' indices, counted from `first_sample`, name the randomness. With `eos` -1 only the
+    maximum ends an answer. `dtype` is the matrices'
+    (default: the model's). On CUDA buffers and graphs are kept for the model's next call; whoever
+    samples often from weights that do not change is quicker with a `Sampler` of their own.
+    """
+    sampler = _sampler(model, dtype or model.wte.weight.dtype)
+    return sampler.sample(
+        prompts,
+        k=k,
+        settings=settings,
+        eos=eos,
+        seed=seed,
+        step=step,
+        keys=keys,
+        first_sample=first_sample,
+        constraint=constraint,
+    )
+
+
+_samplers: WeakKeyDictionary[GPT2, dict[torch.dtype, Sampler]] = WeakKeyDictionary()
+
+
+def _sampler(model: GPT2, dtype: torch.dtype) -> Sampler:
+    """A sampler that sees the model's present weights, kept for its graphs on CUDA."""
+    if model.device.type != "cuda":
+        return Sampler(model, dtype=dtype)
+    kept = _samplers.setdefault(model, {})
+    if dtype not in kept or not kept[dtype].reads(model):
+        kept[dtype] = Sampler(model, dtype=dtype)
+    kept[dtype].refresh()
+    return kept[dtype]
+
+
+class Sampler:
+    """A model made ready for sampling: packed weights on the CPU, buffers and graphs on CUDA.
+
+    After a change of the model call `refresh`. `kernels`, `graph` and `compiled` choose how a CUDA
+    step runs (default: Triton kernels in a graph); they change the speed and nothing else.
+    """
+
+    def __init__(
+        self,
+        model: GPT2,
+        *,
+        dtype: torch.dtype | None = None,
+        kernels: Kernels | None = None,
+        graph: bool | None = None,
+        compiled: bool = False,
+    ) -> None:
+        self.weights = Weights(model, dtype)
+        self.sources = [parameter.data_ptr() for parameter in model.parameters()]
+        self.eager = Eager(self.weights)
+        self.stepper: Stepper = self.eager
+        if graph or (graph is None and self.weights.device.type == "cuda"):
+            with torch.no_grad(), _on(self.weights.device):
+                self.stepper = Graphed(self.weights, kernels or best_kernels(), compiled)
+
+    def reads(self, model: GPT2) -> bool:
+        """Whether this sampler's parameters are still those of `model`."""
+        return self.sources == [parameter.data_ptr() for parameter in model.parameters()]
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """See the model's present weights; copies are written in place."""
+        self.weights.refresh()
+
+    @torch.no_grad()
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        k: int = 1,
+        settings: Sampling | Sequence[Sampling],
+        eos: int,
+        seed: int,
+        step: int = 0,
+        keys: Sequence[int] | None = None,
+        first_sample: int | Sequence[int] = 0,
+        constraint: Constraint | None = None,
+    ) -> Samples:
+        """As the function `sample`, from the weights at the last `refresh`."""
+        count = len(prompts)
+        each = [settings] * count if isinstance(settings, Sampling) else settings
+        firsts = [first_sample] * count if isinstance(first_sample, int) else first_sample
+        names = range(count) if keys is None else keys
+        places = range(0, count * k, k)
+        queue = [_Prompt(*q) for q in zip(prompts, each, names, firsts, places, strict=True)]
+        for prompt in queue:
+            self._check(prompt)
+        limits = [prompt.settings.max_new_tokens for prompt in queue for _ in range(k)]
+        result = _Result(limits, eos, self.weights.device)
+        queue.sort(key=lambda prompt: len(prompt.ids))
+        per_part = max(1, ROWS_AT_ONCE // k)
+        with _on(self.weights.device):
+            for start in range(0, count, per_part):
+                part = _Part(queue[start : start + per_part], k, eos, seed, step, constraint)
+                self._sample_part(part, result)
+        return result.samples()
+
+    def _check(self, prompt: _Prompt) -> None:
+        """Refuse what the model has no embedding for, before a device assertion does."""
+        config, new = self.weights.config, prompt.settings.max_new_tokens
+        if not prompt.ids:
+            raise ModelError("a prompt has no tokens: it needs at least one to be continued")
+        if len(prompt.ids) + new > config.n_positions:
+            raise ModelError(
+                f"a prompt of {len(prompt.ids)} tokens and {new} new ones need "
+                f"{len(prompt.ids) + new} positions, the model has {config.n_positions}: "
+                f"allow at most {max(0, config.n_positions - len(prompt.ids))} new tokens"
+            )
+        if not 0 <= min(prompt.ids) <= max(prompt.ids) < config.vocab_size:
+            raise ModelError(
+                f"a prompt has token ids {min(prompt.ids)} to {max(prompt.ids)}, the model "
+                f"{config.vocab_size} tokens: is the tokenizer another model's?"
+            )
+
+    def _sample_part(self, part: _Part, result: _Result) -> None:
+        stepper = self.stepper if part.constraint is None else self.eager
+        rows = part.rows(self.weights.device)
+        batch = stepper.batch(part.shape, rows.rules.truncated, rows.rules.random)
+        lengths = torch.tensor([len(prompt.ids) for prompt in part.prompts])
+        batch.begin(lengths.to(self.weights.device), rows, part.eos)
+        batch.padded = bool((lengths != batch.shape.prefix).any())
+        places = part.places(self.weights.device)
+        batch.choose(self._prefill(batch, part), part.mask(places))
+        used, limit = 1, part.shape.new
+        while used < limit:
+            looked = min(limit, used + stepper.look_every)
+            for slot in range(used - 1, looked - 1):
+                stepper.step(batch, slot, part.mask(places))
+            used = looked
+            groups, columns = _survivors(batch)
+            if not len(groups):
+                break
+            if used < limit and columns.numel() <= stepper.shrink_at * batch.shape.rows:
+                result.write(batch, places)
+                batch, places = _shrink(stepper, batch, places, groups, columns, used)
+        result.write(batch, places)
+
+    def _prefill(self, batch: Batch, part: _Part) -> Tensor:
+        """Fill the batch's prefix; returns the rows' logits for their first token."""
+        device = self.weights.device
+        budget = PREFILL_TOKENS.get(device.type, 1 << 14)
+        logits = torch.zeros(batch.shape.groups, self.weights.config.vocab_size, device=device)
+        first = 0
+        while first < len(part.prompts):
+            # Sorted by length, so the longest that fits decides how many do.
+            size = 1
+            while (
+                first + size < len(part.prompts)
+                and (size + 1) * len(part.prompts[first + size].ids) <= budget
+            ):
+                size += 1
+            taken = [prompt.ids for prompt in part.prompts[first : first + size]]
+            lengths = [len(ids) for ids in taken]
+            padded = [[*ids, *[0] * (lengths[-1] - len(ids))] for ids in taken]
+            logits[first : first + size] = prefill(
+                self.weights,
+                batch.cache,
+                first,
+                torch.tensor(padded, device=device),
+                torch.tensor(lengths, device=device),
+            )
+            first += size
+        return logits.repeat_interleave(batch.shape.width, 0)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The prompts of a request that are sampled together, shortest first."""
+
+    prompts: Sequence[_Prompt]
+    k: int
+    eos: int
+    seed: int
+    step: int
+    constraint: Constraint | None
+
+    @property
+    def shape(self) -> Shape:
+        new = max(prompt.settings.max_new_tokens for prompt in self.prompts)
+        return Shape(len(self.prompts), self.k, len(self.prompts[-1].ids), new)
+
+    def places(self, device: torch.device) -> Tensor:
+        """Where each row goes in the result."""
+        places = [prompt.place + i for prompt in self.prompts for i in range(self.k)]
+        return torch.tensor(places, device=device)
+
+    def mask(self, places: Tensor) -> Mask | None:
+        constraint = self.constraint
+        return None if constraint is None else lambda tokens: constraint(places, tokens)
+
+    def rows(self, device: torch.device) -> Rows:
+        each = [prompt for prompt in self.prompts for _ in range(self.k)]
+        keys = row_keys(
+            self.seed,
+            self.step,
+            [prompt.key for prompt in each],
+            [prompt.first_sample + i for prompt in self.prompts for i in range(self.k)],
+        )
+        limits = torch.tensor([prompt.settings.max_new_tokens for prompt in each])
+        rules = _rules([prompt.settings for prompt in each], device)
+        done = torch.zeros(len(each), dtype=torch.bool, device=device)
+        return Rows(keys.to(device), limits.to(device), done, rules)
+
+
+def _rules(each: Sequence[Sampling], device: torch.device) -> Rules:
+    """Greedy rows are neither tempered nor truncated: their log-probs are the plain softmax's."""
+    greedy = [settings.temperature == 0 for settings in each]
+    free = [Sampling(max_new_tokens=1) if s.temperature == 0 else s for s in each]
+    return Rules(
+        temperature=torch.tensor([s.temperature for s in free], device=device),
+        top_k=torch.tensor([s.top_k for s in free], device=device),
+        top_p=torch.tensor([s.top_p for s in free], device=device),
+        greedy=torch.tensor(greedy, device=device),
+        truncated=any(s.top_k > 0 or s.top_p < 1 for s in free),
+        random=not all(greedy),
+    )
+
+
+def _survivors(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Groups [n] with a row not done, and the columns [n, width] that hold all such rows.
+
+    The one place where the host waits for the device.
+    """
+    done = batch.rows.done.view(batch.shape.groups, batch.shape.width).cpu()
+    left = (~done).sum(1)
+    groups = left.nonzero()[:, 0]
+    most = max(1, int(left.max()))
+    # A power of two, so that groups thinning out row by row meet few different shapes.
+    width = min(batch.shape.width, 1 << (most - 1).bit_length())
+    columns = done.byte().argsort(stable=True, dim=1)[groups, :width]
+    return groups, columns
+
+
+def _shrink(
+    stepper: Stepper, batch: Batch, places: Tensor, groups: Tensor, columns: Tensor, used: int
+) -> tuple[Batch, Tensor]:
+    """A smaller batch that goes on with the survivors, and where its rows go in the result."""
+    rules, (_, _, prefix, new) = batch.rows.rules, batch.shape
+    shape = Shape(len(groups), columns.shape[1], prefix, new)
+    smaller = stepper.batch(shape, rules.truncated, rules.random)
+    groups, columns = groups.to(places.device), columns.to(places.device)
+    smaller.receive(batch, groups, columns, used)
+    return smaller, places[(groups[:, None] * batch.shape.width + columns).flatten()]
+
+
+class _Result:
+    """The answers in the order of the request, filled as rows are done."""
+
+    def __init__(self, limits: Sequence[int], eos: int, device: torch.device) -> None:
+        self.limits, self.eos = torch.tensor(limits, dtype=torch.int64, device=device), eos
+        shape = (len(limits), max(limits, default=0))
+        self.tokens = torch.full(shape, eos, dtype=torch.int64, device=device)
+        self.logp = torch.zeros(shape, device=device)
+        self.entropy = torch.zeros(shape, device=device)
+
+    def write(self, batch: Batch, places: Tensor) -> None:
+        for mine, theirs in zip(
+            (self.tokens, self.logp, self.entropy), batch.outputs(), strict=True
+        ):
+            new = min(mine.shape[1], theirs.shape[0])
+            mine[places, :new] = theirs[:new, : len(places)].T
+
+    def samples(self) -> Samples:
+        ended = torch.nn.functional.pad(self.tokens == self.eos, (0, 1), value=True)
+        lengths = torch.minimum(ended.byte().argmax(1) + 1, self.limits)
+        last = (lengths - 1).clamp_min(0)[:, None]
+        finished = ended.gather(1, last)[:, 0]
+        longest = int(lengths.max()) if len(lengths) else 0
+        return Samples(
+            tokens=self.tokens[:, :longest].contiguous(),
+            lengths=lengths,
+            logp=self.logp[:, :longest].contiguous(),
+            entropy=self.entropy[:, :longest].contiguous(),
+            finished=finished,
+        )
+
+
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    """Kernels and captures go to the current device, which must be the model's."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -1,0 +1,133 @@
+"""How a batch takes one step: run as it stands, or captured once as a CUDA graph and replayed.
+
+Law: both do what `Batch` says; a graph reads live weights (or the copy that `Weights.refresh`
+writes in place), so an update of the model is seen by the next replay. A capture that fails raises:
+a sampler that quietly ran ten times slower would go unnoticed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Literal, Protocol
+
+import torch
+
+from .batch import Batch, Mask, Shape
+from .decoder import Weights
+
+Kernels = Literal["torch", "triton"]
+
+GRAPHS_KEPT = 6
+"""Batches whose buffers and graph stay allocated, the least recently used given up first."""
+
+
+class Stepper(Protocol):
+    look_every: int
+    """how many tokens pass between two looks of the host at the device"""
+    shrink_at: float
+    """rows are compacted when no more than this fraction of them is left"""
+
+    def batch(self, shape: Shape, truncated: bool, random: bool) -> Batch:
+        """A batch of at least `shape`, ready to begin."""
+        ...
+
+    def step(self, batch: Batch, slot: int, mask: Mask | None) -> None:
+        """Feed every row's last token at own `slot`, draw and record the next."""
+        ...
+
+
+class Eager:
+    """Every operation launched by the host; the only way with a constraint, and on the CPU."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.weights = weights
+        on_cpu = weights.device.type == "cpu"
+        self.look_every = 1 if on_cpu else 8
+        self.shrink_at = 0.75
+
+    def batch(self, shape: Shape, truncated: bool, random: bool) -> Batch:
+        return Batch(self.weights, shape, truncated, random)
+
+    def step(self, batch: Batch, slot: int, mask: Mask | None) -> None:
+        batch.choose(batch.logits(slot), mask, slot + 1)
+
+
+class Graphed:
+    """One captured step per shape of batch, buffers and graph reused by later calls."""
+
+    look_every = 12
+    shrink_at = 0.5
+
+    def __init__(self, weights: Weights, kernels: Kernels, compiled: bool = False) -> None:
+        self.weights = weights
+        self.advance = _advance(kernels)
+        if compiled:
+            self.advance = torch.compile(self.advance, dynamic=False, fullgraph=True)
+        self.pool = torch.cuda.graph_pool_handle()
+        self.kept: OrderedDict[tuple[Shape, bool, bool], tuple[Batch, torch.cuda.CUDAGraph]]
+        self.kept = OrderedDict()
+
+    def batch(self, shape: Shape, truncated: bool, random: bool) -> Batch:
+        key = (roomy(shape), truncated, random)
+        if key not in self.kept:
+            batch = Batch(self.weights, *key)
+            self.kept[key] = batch, self._capture(batch)
+        self.kept.move_to_end(key)
+        while len(self.kept) > GRAPHS_KEPT:
+            self.kept.popitem(last=False)
+        return self.kept[key][0]
+
+    def step(self, batch: Batch, slot: int, mask: Mask | None) -> None:
+        rules = batch.rows.rules
+        self.kept[batch.shape, rules.truncated, rules.random][1].replay()
+
+    def _capture(self, batch: Batch) -> torch.cuda.CUDAGraph:
+        """The graph of one step; the steps that warm it up write at index 1 and are forgotten."""
+        side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                batch.index.fill_(1)
+                self.advance(batch)
+            batch.index.fill_(1)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            self.advance(batch)
+        return graph
+
+
+def _advance(kernels: Kernels) -> Callable[[Batch], None]:
+    if kernels == "triton":
+        from .triton_step import advance
+
+        return advance
+    return advance_torch
+
+
+def advance_torch(batch: Batch) -> None:
+    """One step whose slot is read from the device, so that it is the same for every token."""
+    batch.choose(batch.logits(batch.index - 1))
+
+
+def roomy(shape: Shape) -> Shape:
+    """`shape` rounded up, so that a few graphs serve calls of many sizes."""
+    return Shape(
+        _round_steps(shape.groups),
+        shape.width,
+        -(-shape.prefix // 64) * 64,
+        -(-shape.new // 16) * 16,
+    )
+
+
+def _round_steps(count: int) -> int:
+    """The next of 1, 2, 3, 4, 6, 8, 12, 16, 24 …"""
+    power = 1 << (count - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
+
+
+def best_kernels() -> Kernels:
+    """Triton comes with every CUDA build of torch for Linux, and with none for other systems."""
+    return "triton" if find_spec("triton") is not None else "torch"

@@ -1,0 +1,324 @@
+"""JOINT: rows x tokenizer -> arrays a supervised loop can train on.
+
+Laws: prompt ids + completion ids are the ids of the row; a token's field says what it is (first
+move, other move, evaluation, ...), so that fields can be weighed; a colour-flipped or mirrored
+array is what packing the flipped row would have given. Packed arrays live in one `.npz`, so that
+training needs neither Parquet nor tokenising. Left out: shuffling (the loop's business).
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rookworld.errors import DataError
+from rookworld.model.tokenizer import Tokenizer
+from rookworld.tasks.environment import ENVIRONMENT
+from rookworld.tasks.notation import flip_move, mirror_move
+from rookworld.tasks.policy import POLICY
+from rookworld.tasks.reward import win_percent
+from rookworld.tasks.task import EnvironmentRow, PolicyRow
+
+PROMPT, FIRST_MOVE, OTHER_MOVE, EVALUATION, BEST_MOVE, MARKER, STATE = range(7)
+"""What a token is, as a training target. PROMPT is never one."""
+
+CHOICES = 5
+"""Moves over which the target of the first move may be spread."""
+
+CHUNK = 20_000
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Rows as arrays. All have one line a row; what lies beyond `lengths` is the end token."""
+
+    tokens: NDArray[np.uint16]
+    """[rows, width] prompt, completion, end token."""
+    fields: NDArray[np.uint8]
+    """[rows, width] what each token is as a target."""
+    prompts: NDArray[np.int16]
+    """[rows] tokens of the prompt."""
+    lengths: NDArray[np.int16]
+    """[rows] tokens in all, end token included."""
+    choices: NDArray[np.uint16]
+    """[rows, 5] first-move candidates; 0 where there is none."""
+    shares: NDArray[np.uint8]
+    """[rows, 5] each candidate's share of the first move's target, in 255ths; all 0: none has."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def pack_policy(
+    rows: Sequence[PolicyRow], tokenizer: Tokenizer, softness: float = 0.03, hard: float = 0.5
+) -> Packed:
+    """Analysis rows; the first move's target is `hard` the best move, the rest spread by win %."""
+
+    def pack(chunk: Sequence[PolicyRow]) -> Packed:
+        prompts = [POLICY.prompt(row, tokenizer.style) for row in chunk]
+        answers = [POLICY.answer(row, tokenizer.style) for row in chunk]
+        packed = _assemble(tokenizer, prompts, answers, [_policy_fields(a) for a in answers])
+        choices, shares = _soft_targets(
+            tokenizer,
+            [row.moves for row in chunk],
+            [_win_shares(row, softness, hard) for row in chunk],
+        )
+        return Packed(packed[0], packed[1], packed[2], packed[3], choices, shares)
+
+    return _in_chunks(rows, pack)
+
+
+def pack_mates(rows: Sequence[tuple[str, tuple[str, ...]]], tokenizer: Tokenizer) -> Packed:
+    """Positions with their mating moves: only the first move is a target, any mate is right."""
+
+    def pack(chunk: Sequence[tuple[str, tuple[str, ...]]]) -> Packed:
+        prompts = [
+            POLICY.prompt(PolicyRow(fen, mates, ()), tokenizer.style) for fen, mates in chunk
+        ]
+        answers = [" " + mates[0] for _, mates in chunk]
+        spans = [[(len(answer), FIRST_MOVE)] for answer in answers]
+        packed = _assemble(tokenizer, prompts, answers, spans)
+        even = [[1.0 / min(len(mates), CHOICES)] * min(len(mates), CHOICES) for _, mates in chunk]
+        choices, shares = _soft_targets(tokenizer, [mates for _, mates in chunk], even)
+        fields = np.where(packed[1] == FIRST_MOVE, packed[1], PROMPT).astype(np.uint8)
+        return Packed(packed[0], fields, packed[2], packed[3], choices, shares)
+
+    return _in_chunks(rows, pack)
+
+
+def pack_environment(rows: Sequence[EnvironmentRow], tokenizer: Tokenizer) -> Packed:
+    """State-transition rows: every token of the answer is a target."""
+
+    def pack(chunk: Sequence[EnvironmentRow]) -> Packed:
+        prompts = [ENVIRONMENT.prompt(row, tokenizer.style) for row in chunk]
+        answers = [ENVIRONMENT.answer(row, tokenizer.style) for row in chunk]
+        spans = [[(len(answer), STATE)] for answer in answers]
+        packed = _assemble(tokenizer, prompts, answers, spans)
+        none = np.zeros((len(chunk), CHOICES))
+        empty = (none.astype(np.uint16), none.astype(np.uint8))
+        return Packed(packed[0], packed[1], packed[2], packed[3], *empty)
+
+    return _in_chunks(rows, pack)
+
+
+def _in_chunks(rows: Sequence[Row], pack: Callable[[Sequence[Row]], Packed]) -> Packed:
+    """Pack a few thousand rows at a time: encodings are large while they are Python objects."""
+    if not rows:
+        raise DataError("no rows to train on")
+    return join([pack(rows[i : i + CHUNK]) for i in range(0, len(rows), CHUNK)])
+
+
+def _policy_fields(answer: str) -> list[tuple[int, int]]:
+    """(end character, field) of each part of an analysis; padding belongs to what follows it."""
+    spans: list[tuple[int, int]] = []
+    section, seen = OTHER_MOVE, 0
+    for end, word in _words(answer):
+        if word in ("E:", "B:"):
+            section = EVALUATION if word == "E:" else BEST_MOVE
+            spans.append((end, MARKER))
+        else:
+            spans.append((end, FIRST_MOVE if seen == 0 else section))
+            seen += 1
+    return spans
+
+
+def _words(text: str) -> Iterator[tuple[int, str]]:
+    end = 0
+    for word in text.split():
+        end = text.index(word, end) + len(word)
+        yield end, word
+
+
+def _assemble(
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    answers: Sequence[str],
+    spans: Sequence[list[tuple[int, int]]],
+) -> tuple[NDArray[np.uint16], NDArray[np.uint8], NDArray[np.int16], NDArray[np.int16]]:
+    """Tokens, fields, prompt lengths and lengths of rows given as text."""
+    heads = tokenizer.encode_batch(prompts)
+    tails = tokenizer.encode_with_ends(answers)
+    lengths = [len(head) + len(ids) + 1 for head, (ids, _) in zip(heads, tails, strict=True)]
+    tokens = np.full((len(heads), max(lengths)), tokenizer.eos, dtype=np.uint16)
+    fields = np.full(tokens.shape, PROMPT, dtype=np.uint8)
+    for place, (head, (ids, ends), parts) in enumerate(zip(heads, tails, spans, strict=True)):
+        start, stop = len(head), len(head) + len(ids)
+        tokens[place, :start] = head
+        tokens[place, start:stop] = ids
+        fields[place, start:stop] = _token_fields(ends, parts)
+        fields[place, stop] = MARKER
+    heads_long = np.array([len(head) for head in heads], dtype=np.int16)
+    return tokens, fields, heads_long, np.array(lengths, dtype=np.int16)
+
+
+def _token_fields(ends: Sequence[int], spans: list[tuple[int, int]]) -> list[int]:
+    """The field of each token, by the part in which its last character lies."""
+    found: list[int] = []
+    part = 0
+    for end in ends:
+        while part < len(spans) - 1 and end > spans[part][0]:
+            part += 1
+        found.append(spans[part][1])
+    return found
+
+
+def _win_shares(row: PolicyRow, softness: float, hard: float) -> list[float]:
+    wins = [win_percent(cp) / 100 for cp in row.cp[:CHOICES]]
+    weights = [math.exp((win - wins[0]) / softness) for win in wins]
+    total = sum(weights)
+    return [
+        (1 - hard) * weight / total + hard * (place == 0) for place, weight in enumerate(weights)
+    ]
+
+
+def _soft_targets(
+    tokenizer: Tokenizer, moves: Sequence[Sequence[str]], shares: Sequence[Sequence[float]]
+) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
+    """Candidate tokens and their shares; nothing where a move is more than one token."""
+    choices = np.zeros((len(moves), CHOICES), dtype=np.uint16)
+    weights = np.zeros((len(moves), CHOICES), dtype=np.uint8)
+    if tokenizer.style != "compact":
+        return choices, weights
+    for place, (listed, parts) in enumerate(zip(moves, shares, strict=True)):
+        for column, (move, part) in enumerate(zip(listed[:CHOICES], parts, strict=False)):
+            choices[place, column] = tokenizer.token(" " + move)
+            weights[place, column] = round(255 * part)
+    return choices, weights
+
+
+def join(parts: Sequence[Packed]) -> Packed:
+    """Several packed arrays as one, as wide as the widest."""
+    width = max(part.tokens.shape[1] for part in parts)
+    eos = int(parts[0].tokens[0, -1])
+
+    def widened(array: NDArray[np.generic], fill: int) -> NDArray[np.generic]:
+        return np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=fill)
+
+    return Packed(
+        np.concatenate([widened(part.tokens, eos) for part in parts]).astype(np.uint16),
+        np.concatenate([widened(part.fields, PROMPT) for part in parts]).astype(np.uint8),
+        np.concatenate([part.prompts for part in parts]),
+        np.concatenate([part.lengths for part in parts]),
+        np.concatenate([part.choices for part in parts]),
+        np.concatenate([part.shares for part in parts]),
+    )
+
+
+NAMES = ("tokens", "fields", "prompts", "lengths", "choices", "shares")
+
+
+def save_packed(packed: Packed, path: Path) -> None:
+    """One `.npz` any numpy reads; LZMA, since boards of one game repeat each other."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        for name in NAMES:
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.asarray(getattr(packed, name)))
+
+
+def load_packed(path: Path) -> Packed:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return Packed(**{name: archive[name] for name in NAMES})
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: not a file of packed rows ({error})") from None
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """A symmetry of chess as array operations: where a square goes, what a token becomes."""
+
+    squares: NDArray[np.int64]
+    """[64] board token i of the new row is board token squares[i] of the old."""
+    renamed: NDArray[np.int64]
+    """[vocabulary] token by token, after the slashes are taken off."""
+    bare: NDArray[np.int64]
+    """[vocabulary] a square's token without its slash."""
+    slashed: NDArray[np.int64]
+    """[vocabulary] a square's token with a slash."""
+    needs_no_castling: bool
+    """Whether it holds only where nobody may castle."""
+
+
+def colour_flip(tokenizer: Tokenizer) -> Symmetry:
+    """Ranks mirrored, colours and the side to move swapped."""
+    squares = np.arange(64).reshape(8, 8)[::-1].reshape(-1).copy()
+
+    def rename(text: str) -> str:
+        if text.strip() in ("w", "b") and text.startswith(" "):
+            return " b" if text == " w" else " w"
+        if len(text.strip()) == 2 and text[1:2] in "abcdefgh" and text[2:] in ("3", "6"):
+            return f" {text[1]}{'6' if text[2] == '3' else '3'}"
+        if _is_castling(text):
+            swapped = text.strip().swapcase()
+            return " " + "".join(side for side in "KQkq" if side in swapped)
+        return text.swapcase() if len(text) == 1 and text in "pnbrqkPNBRQK" else text
+
+    return _symmetry(tokenizer, squares, rename, flip_move, needs_no_castling=False)
+
+
+def left_right_mirror(tokenizer: Tokenizer) -> Symmetry:
+    """Files mirrored; a symmetry only where nobody may castle."""
+    squares = np.arange(64).reshape(8, 8)[:, ::-1].reshape(-1).copy()
+
+    def rename(text: str) -> str:
+        if len(text.strip()) == 2 and text[1:2] in "abcdefgh" and text[2:] in ("3", "6"):
+            return f" {'hgfedcba'['abcdefgh'.index(text[1])]}{text[2]}"
+        return text
+
+    return _symmetry(tokenizer, squares, rename, mirror_move, needs_no_castling=True)
+
+
+def _is_castling(text: str) -> bool:
+    return text.startswith(" ") and len(text) > 1 and set(text[1:]) <= set("KQkq")
+
+
+def _is_move(text: str) -> bool:
+    return len(text) in (5, 6) and text[0] == " " and text[1].isalpha() and text[2].isdigit()
+
+
+def _symmetry(
+    tokenizer: Tokenizer,
+    squares: NDArray[np.int64],
+    rename: Callable[[str], str],
+    move: Callable[[str], str],
+    *,
+    needs_no_castling: bool,
+) -> Symmetry:
+    size = tokenizer.vocab_size
+    renamed, bare, slashed = (np.arange(size) for _ in range(3))
+    for text, token in tokenizer.vocabulary().items():
+        new = " " + move(text[1:]) if _is_move(text) else rename(text)
+        renamed[token] = tokenizer.token(new)
+        if len(text) == 2 and text[0] == "/":
+            bare[token] = tokenizer.token(text[1])
+            slashed[tokenizer.token(text[1])] = token
+    return Symmetry(squares, renamed, bare, slashed, needs_no_castling)
+
+
+BOARD = slice(1, 65)
+"""Where the squares lie in a compact prompt: after the task letter."""
+CASTLING = 66
+"""Where the castling rights lie: after the side to move."""
+
+
+def apply_symmetry(tokens: NDArray[np.int64], symmetry: Symmetry) -> NDArray[np.int64]:
+    """Compact analysis rows [rows, width] under a symmetry (the reference for the loop's own)."""
+    out = symmetry.renamed[symmetry.bare[tokens]]
+    board = out[:, BOARD][:, symmetry.squares]
+    board[:, 8::8] = symmetry.slashed[board[:, 8::8]]
+    out[:, BOARD] = board
+    return out
+
+
+def summary(packed: Packed) -> str:
+    """One line about packed rows for a log."""
+    widths = [int(np.percentile(packed.lengths, q)) for q in (0, 50, 100)]
+    return f"{len(packed):,} rows of {widths[0]}–{widths[1]}–{widths[2]} tokens"

@@ -1,0 +1,356 @@
+"""JOINT: model x task. Prompts become groups of sampled, judged answers, packed for the update.
+
+Laws: the ids that were sampled are the ids that are trained on, with the log-probabilities recorded
+while sampling; a group stays whole; which prompts a step sees is a function of (seed, position),
+and a sample of (seed, step, prompt, number), so neither depends on the world size. A bad answer is
+data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rookworld import distributed
+from rookworld.errors import DataError
+from rookworld.grpo.advantages import flat_groups
+from rookworld.model.gpt2 import GPT2
+from rookworld.model.sampling import Sampling, sample
+from rookworld.model.tokenizer import Tokenizer
+from rookworld.tasks.environment import ENVIRONMENT
+from rookworld.tasks.policy import POLICY
+from rookworld.tasks.reward import RewardRules
+from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow, Verdict
+
+LETTERS = ("P", "A")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One question: the row that knows the answer, its ids, and what keys its samples."""
+
+    letter: str
+    row: PolicyRow | EnvironmentRow
+    ids: tuple[int, ...]
+    key: int
+
+    @property
+    def task(self) -> int:
+        return LETTERS.index(self.letter)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A prompt's K answers as sampled, with verdicts; tensors on the model's device."""
+
+    prompt: Prompt
+    tokens: Tensor
+    """[K, T] sampled ids, end token included."""
+    lengths: Tensor
+    """[K] sampled tokens."""
+    logp: Tensor
+    """[K, T] log-probabilities under the distribution that was sampled from."""
+    entropy: Tensor
+    """[K, T] entropies of that distribution."""
+    finished: tuple[bool, ...]
+    texts: tuple[str, ...]
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def rewards(self) -> list[float]:
+        return [verdict.total for verdict in self.verdicts]
+
+
+class Prompts:
+    """An endless stream of prompts from two piles of rows, mixed by a fixed ratio."""
+
+    def __init__(
+        self,
+        rows: Sequence[PolicyRow | EnvironmentRow],
+        tokenizer: Tokenizer,
+        mix_env_ratio: float,
+        seed: int,
+    ) -> None:
+        self.piles: dict[str, list[PolicyRow | EnvironmentRow]] = {
+            "P": [row for row in rows if isinstance(row, PolicyRow)],
+            "A": [row for row in rows if isinstance(row, EnvironmentRow)],
+        }
+        self.tokenizer = tokenizer
+        self.ratio = mix_env_ratio
+        self.seed = seed
+        self.position = 0
+        for letter, share in (("P", 1 - mix_env_ratio), ("A", mix_env_ratio)):
+            if share > 0 and not self.piles[letter]:
+                raise DataError(
+                    f"no {letter}: rows in the data, but --mix-env-ratio {mix_env_ratio} asks for "
+                    f"them; use --mix-env-ratio {0 if letter == 'A' else 1} or other --data"
+                )
+
+    def take(self, count: int) -> list[Prompt]:
+        """The next `count` prompts; the stream wraps and is reshuffled at every wrap."""
+        taken = [self.at(self.position + place) for place in range(count)]
+        self.position += count
+        return taken
+
+    def at(self, place: int) -> Prompt:
+        """The prompt at a place of the stream."""
+        # environment prompts are spread evenly: the n-th comes when ratio × place passes n
+        before = int(place * self.ratio + 1e-9)
+        is_env = int((place + 1) * self.ratio + 1e-9) > before
+        letter, nth = ("A", before) if is_env else ("P", place - before)
+        pile = self.piles[letter]
+        order = _order(len(pile), self.seed, nth // len(pile), LETTERS.index(letter))
+        row = pile[int(order[nth % len(pile)])]
+        return Prompt(letter, row, self.encode(letter, row), place)
+
+    def encode(self, letter: str, row: PolicyRow | EnvironmentRow) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(prompt_text(row, self.tokenizer)))
+
+
+@lru_cache(maxsize=8)
+def _order(count: int, seed: int, epoch: int, task: int) -> NDArray[np.int64]:
+    return np.random.default_rng((seed, epoch, task)).permutation(count)
+
+
+def prompt_text(row: PolicyRow | EnvironmentRow, tokenizer: Tokenizer) -> str:
+    if isinstance(row, PolicyRow):
+        return POLICY.prompt(row, tokenizer.style)
+    return ENVIRONMENT.prompt(row, tokenizer.style)
+
+
+def judge_answer(
+    row: PolicyRow | EnvironmentRow,
+    text: str,
+    finished: bool,
+    rules: RewardRules,
+    judge: Judge | None,
+    progress: float,
+) -> Verdict:
+    """The verdict on one answer, whichever the task."""
+    if isinstance(row, PolicyRow):
+        return POLICY.verify(row, text, rules, judge, progress, finished=finished)
+    return ENVIRONMENT.verify(row, text, rules, None, progress, finished=finished)
+
+
+@dataclass(frozen=True)
+class Collector:
+    """How answers are collected: who samples, under which settings, and who judges."""
+
+    model: GPT2
+    tokenizer: Tokenizer
+    sampling: dict[str, Sampling]
+    """By task letter."""
+    k: int
+    seed: int
+    rules: RewardRules
+    judge: Judge | None = None
+    clock: Callable[[str], Any] = field(default=lambda name: None)
+    """Called with "score" when sampling ends and scoring begins, and "sample" when it ends."""
+
+    def groups(self, prompts: Sequence[Prompt], step: int, progress: float) -> list[Group]:
+        """Sampled and judged answers to each prompt."""
+        if not prompts:
+            return []
+        samples = sample(
+            self.model,
+            [prompt.ids for prompt in prompts],
+            k=self.k,
+            settings=[self.sampling[prompt.letter] for prompt in prompts],
+            eos=self.tokenizer.eos,
+            seed=self.seed,
+            step=step,
+            keys=[prompt.key for prompt in prompts],
+        )
+        lengths = samples.lengths.tolist()
+        ids = samples.tokens.tolist()
+        finished = samples.finished.tolist()
+        self.clock("score")
+        texts = self.tokenizer.decode_batch(
+            [row[:length] for row, length in zip(ids, lengths, strict=True)]
+        )
+        if self.judge is not None:
+            rows = [prompt.row for prompt in prompts]
+            self.judge.prefetch([row for row in rows if isinstance(row, PolicyRow)])
+        groups = []
+        for place, prompt in enumerate(prompts):
+            mine = slice(place * self.k, (place + 1) * self.k)
+            longest = max(lengths[mine])
+            verdicts = tuple(
+                judge_answer(prompt.row, text, done, self.rules, self.judge, progress)
+                for text, done in zip(texts[mine], finished[mine], strict=True)
+            )
+            groups.append(
+                Group(
+                    prompt,
+                    samples.tokens[mine, :longest],
+                    samples.lengths[mine],
+                    samples.logp[mine, :longest],
+                    samples.entropy[mine, :longest],
+                    tuple(finished[mine]),
+                    tuple(texts[mine]),
+                    verdicts,
+                )
+            )
+        self.clock("sample")
+        return groups
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a step trains on: this rank's groups, and how many were flat over all ranks."""
+
+    groups: list[Group]
+    flat: int
+    """Groups without spread that were met, replaced ones included."""
+    seen: int
+    """Groups sampled in all."""
+
+
+def collect(
+    collector: Collector,
+    prompts: Prompts,
+    count: int,
+    step: int,
+    progress: float,
+    *,
+    flat_tries: int,
+    tolerance: float = 1e-6,
+) -> Collected:
+    """`count` groups over all ranks; groups without spread are replaced, a bounded number of times.
+
+    Every rank draws the same prompts and answers its share, and all agree on which were flat, so
+    the groups are those that one process would have collected.
+    """
+    kept: list[Group] = []
+    missing, flat, seen = count, 0, 0
+    for attempt in range(flat_tries + 1):
+        drawn = prompts.take(missing)
+        share = distributed.share(len(drawn))
+        groups = collector.groups(drawn[share], step, progress)
+        flags = torch.zeros(len(drawn))
+        if groups:
+            rewards = torch.tensor([group.rewards for group in groups], dtype=torch.float64)
+            flags[share] = flat_groups(rewards, tolerance).float()
+        distributed.sum_over_ranks(flags)
+        last = attempt == flat_tries
+        mine = flags[share].tolist()
+        kept += [g for g, is_flat in zip(groups, mine, strict=True) if last or not is_flat]
+        flat += int(flags.sum())
+        seen += len(drawn)
+        missing = int(flags.sum())
+        if missing == 0:
+            break
+    return Collected(kept, flat, seen)
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Groups as one forward pass in which every prompt is computed once.
+
+    A line holds a prompt and behind it its K answers; an answer sees the prompt and itself.
+    """
+
+    ids: Tensor
+    """[groups, tokens]."""
+    positions: Tensor
+    """[groups, tokens]: each answer's positions go on from the prompt's."""
+    mask: Tensor
+    """[groups, 1, tokens, tokens] true where a token may look."""
+    sources: Tensor
+    """[rows] for each sampled token, the flat place of the token that predicts it."""
+    targets: Tensor
+    """[rows] the sampled ids."""
+    sequences: Tensor
+    """[rows] which of the pack's groups x K answers a row belongs to."""
+    places: Tensor
+    """[rows] which token of its answer a row is."""
+    count: int
+    """Answers in the pack (groups x K)."""
+    width: int
+    """Longest answer."""
+
+    def grid(self, rows: Tensor) -> Tensor:
+        """Values per row as [answers, width], zero where nothing was sampled."""
+        out = rows.new_zeros(self.count, self.width)
+        return out.index_put((self.sequences, self.places), rows)
+
+
+def pack(groups: Sequence[Group], eos: int) -> Pack:
+    """Groups of one K side by side; see `Pack`."""
+    device = groups[0].tokens.device
+    k = len(groups[0].lengths)
+    head = max(len(group.prompt.ids) for group in groups)
+    width = max(group.tokens.shape[1] for group in groups)
+    tail = width - 1  # the last sampled token predicts nothing
+    prompts = torch.full((len(groups), head), eos, dtype=torch.long)
+    for number, group in enumerate(groups):
+        prompts[number, : len(group.prompt.ids)] = torch.tensor(group.prompt.ids)
+    heads = torch.tensor([len(group.prompt.ids) for group in groups], device=device)
+    answers = torch.full((len(groups), k, width), eos, dtype=torch.long, device=device)
+    for number, group in enumerate(groups):
+        answers[number, :, : group.tokens.shape[1]] = group.tokens
+    lengths = torch.stack([group.lengths for group in groups])
+    ids = torch.cat([prompts.to(device), answers[:, :, :tail].reshape(len(groups), k * tail)], 1)
+    place = torch.arange(k * tail, device=device) % max(tail, 1)
+    positions = torch.cat(
+        [torch.arange(head, device=device).expand(len(groups), head), heads[:, None] + place], 1
+    )
+    line, answer, step = (torch.arange(width, device=device) < lengths[:, :, None]).nonzero(
+        as_tuple=True
+    )
+    before = torch.where(step == 0, heads[line] - 1, head + answer * tail + step - 1)
+    return Pack(
+        ids=ids,
+        positions=positions,
+        mask=shared_prefix_mask(heads, head, k, tail),
+        sources=line * ids.shape[1] + before,
+        targets=answers[line, answer, step],
+        sequences=line * k + answer,
+        places=step,
+        count=len(groups) * k,
+        width=width,
+    )
+
+
+def shared_prefix_mask(heads: Tensor, head: int, k: int, tail: int) -> Tensor:
+    """[groups, 1, L, L]: prompts are causal; an answer sees its prompt and its own past.
+
+    A prompt's padding looks at itself causally: a row that may look nowhere would be NaN.
+    """
+    device = heads.device
+    size = head + k * tail
+    place = torch.arange(size, device=device)
+    is_head = place < head
+    answer = torch.where(is_head, -1, (place - head) // max(tail, 1))
+    causal = place[None, :] <= place[:, None]
+    same = (answer[None, :] == answer[:, None]) & causal
+    real_head = is_head & (place < heads[:, None])
+    return (same | (~is_head[None, :, None] & real_head[:, None, :]))[:, None]
+
+
+def micro_packs(groups: Sequence[Group], budget: int) -> list[list[Group]]:
+    """Groups of like size together, each list within a budget of tokens (at least one group)."""
+
+    def size(group: Group) -> tuple[int, int, int]:
+        return (group.tokens.shape[1], len(group.prompt.ids), group.prompt.key)
+
+    packs: list[list[Group]] = []
+    for group in sorted(groups, key=size):
+        width = group.tokens.shape[1]
+        k = len(group.lengths)
+        if packs:
+            lines = [*packs[-1], group]
+            longest = max(size(one)[0] for one in lines), max(size(one)[1] for one in lines)
+            uneven = width > 2 * size(packs[-1][0])[0]
+            if not uneven and len(lines) * (longest[1] + k * longest[0]) <= budget:
+                packs[-1].append(group)
+                continue
+        packs.append([group])
+    return packs

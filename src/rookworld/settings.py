@@ -1,0 +1,392 @@
+"""What a training can be told: frozen dataclasses, their docstrings the `--help`.
+
+Every field is read by something (a test looks), and is validated where both numbers are known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rookworld.config import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainSettings:
+    """Supervised training from rows; see docs/pretraining.md."""
+
+    data: tuple[str, ...] = ("embedded:train",)
+    """Sources as PATH or PATH=SHARE (Parquet, JSONL, text, packed .npz, `embedded:train`, hub id).
+    SHARE is a source's weight in every batch; without it a source counts by its rows."""
+    out: Path = Path("runs/pretrain")
+    """Run folder."""
+    model: str | None = None
+    """Start from this model folder or hub id instead of from scratch."""
+    tokenizer: str = "chess"
+    """`chess` for the chess-native tokenizer, or a folder or hub id with GPT-2's."""
+    registers: int = 0
+    """Extra positions before ` M:` that see the whole board (chess tokenizer only)."""
+    n_layer: int = 6
+    """Layers."""
+    n_embd: int = 320
+    """Width."""
+    n_head: int = 10
+    """Attention heads."""
+    n_positions: int = 192
+    """Longest row, in tokens."""
+    steps: int = 12_000
+    """Updates."""
+    batch_size: int = 1_728
+    """Rows a step, over all processes."""
+    micro_tokens: int = 262_144
+    """Tokens a forward pass may hold; a step is cut into as many passes as that takes."""
+    optimizer: Literal["muon", "adamw"] = "muon"
+    """Muon for the block matrices and AdamW for the rest, or AdamW for all."""
+    lr: float = 3.5e-3
+    """Peak rate of the block matrices."""
+    lr_other: float = 1.5e-3
+    """Peak rate of everything else (AdamW)."""
+    lr_warmup_steps: int = 200
+    """Steps over which both rates rise from zero."""
+    lr_final: float = 0.02
+    """Where the cosine ends, as a share of the peak."""
+    weight_decay: float = 0.1
+    """Decay of matrices; vectors are not decayed."""
+    clip_norm: float = 1.0
+    """Largest gradient norm."""
+    flip: bool = True
+    """Swap the colours of half of the analysis rows (chess tokenizer only)."""
+    mirror: bool = True
+    """Mirror half of the analysis rows without castling rights left to right (likewise)."""
+    hard_share: float = 0.5
+    """Share of the first move's target that goes to the best move; the rest is spread."""
+    softness: float = 0.03
+    """Win probability by which a move's share of the spread falls to 1/e."""
+    first_move_weight: float = 1.0
+    """Weight of the first candidate move in the loss."""
+    other_move_weight: float = 0.3
+    """Weight of each further candidate."""
+    evaluation_weight: float = 0.15
+    """Weight of each evaluation."""
+    marker_weight: float = 0.1
+    """Weight of field names, the repeated best move and the end token."""
+    state_weight: float = 0.1
+    """Weight of each token of an environment answer."""
+    eval_every: int = 1_000
+    """Steps between evaluations on held-out rows; 0 for none but the last."""
+    eval_rows: int = 400
+    """Held-out rows of each task for those evaluations."""
+    save_every: int = 1_000
+    """Steps between checkpoints."""
+    keep: int = 2
+    """Checkpoints kept."""
+    log_every: int = 10
+    """Steps between lines of metrics.jsonl (each the mean since the last)."""
+    seed: int = 0
+    """Seed of weights and data order."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:N`."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Arithmetic of the passes; weights stay float32. `auto`: bfloat16 on CUDA."""
+    compile: bool | None = None
+    """Compile the block; by default on CUDA only."""
+    resume: bool = False
+    """Go on from the newest whole checkpoint in --out."""
+
+    def __post_init__(self) -> None:
+        require(self.steps > 0, f"--steps {self.steps}: must be positive")
+        require(self.batch_size > 0, f"--batch-size {self.batch_size}: must be positive")
+        require(
+            self.n_embd % self.n_head == 0,
+            f"--n-embd {self.n_embd} is not a multiple of --n-head {self.n_head}",
+        )
+        require(0 <= self.hard_share <= 1, f"--hard-share {self.hard_share}: must be in 0…1")
+        require(self.softness > 0, f"--softness {self.softness}: must be positive")
+        require(self.log_every > 0, f"--log-every {self.log_every}: must be positive")
+        require(self.save_every > 0, f"--save-every {self.save_every}: must be positive")
+        require(self.keep > 0, f"--keep {self.keep}: must be positive")
+
+
+PRETRAIN_PRESETS: dict[str, dict[str, Any]] = {
+    "nano": {},
+    "small": {"n_layer": 8, "n_embd": 512, "n_head": 16},
+    "gpt2-124m": {
+        "tokenizer": "gpt2",
+        "n_layer": 12,
+        "n_embd": 768,
+        "n_head": 12,
+        "n_positions": 1024,
+        "optimizer": "adamw",
+        "lr": 6e-4,
+        "lr_other": 6e-4,
+        "lr_final": 0.1,
+        "batch_size": 512,
+        "flip": False,
+        "mirror": False,
+        "hard_share": 1.0,
+        "first_move_weight": 1.0,
+        "other_move_weight": 1.0,
+        "evaluation_weight": 1.0,
+        "marker_weight": 1.0,
+        "state_weight": 1.0,
+    },
+}
+"""Shapes and recipes by name; flags win over them."""
+
+
+KLType = Literal["forward", "reverse", "symmetric", "k2", "k3", "k1_reward"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """GRPO on analysis (P:) and environment (A:) prompts; see docs/training.md."""
+
+    model: str = "nano"
+    """`nano` (embedded), a model folder, or a hub id such as jrahn/RookWorld-LM-124M."""
+    data: tuple[str, ...] = ("embedded:train",)
+    """Rows to take prompts from: `embedded:train`, files (Parquet, JSONL, text), or hub ids."""
+    held_out: str = "embedded:validation"
+    """Rows for evaluation, never trained on."""
+    out: Path = Path("runs/train")
+    """Run folder."""
+    steps: int = 150
+    """Updates."""
+    batch_size: int = 8
+    """Prompts a step, over all processes."""
+    k_samples: int = 8
+    """Answers sampled per prompt (the group)."""
+    mix_env_ratio: float = 0.25
+    """Share of environment prompts in a batch; 0: analysis alone, 1: environment alone."""
+    lr: float = 2e-5
+    """Peak learning rate (AdamW, float32 masters)."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    """What the rate does after its warm-up; linear and cosine end at 10 %."""
+    lr_warmup_steps: int = 10
+    """Steps over which the rate rises."""
+    weight_decay: float = 0.0
+    """AdamW's decay."""
+    clip_norm: float = 1.0
+    """Largest gradient norm."""
+    updates_per_rollout: int = 1
+    """Passes over each batch of samples; the clip range matters from the second on."""
+    loss: Literal["token", "grpo", "dr_grpo", "gspo", "cispo", "tv"] = "token"
+    """Policy loss; see docs/training.md."""
+    clip_range: float = 0.2
+    """Trust region of the ratio, below 1 and (unless --clip-range-high) above."""
+    clip_range_high: float | None = 0.28
+    """Trust region above 1."""
+    tv_delta: float = 0.2
+    """How far a probability may move under --loss tv."""
+    kl_coef: float = 0.02
+    """Weight of the KL to the reference (where it starts, with --adaptive-kl)."""
+    kl_type: KLType = "forward"
+    """forward: Σ π (log π − log ref), reverse: Σ ref (log ref − log π), symmetric: their mean, all
+    exact; k2: ½x² of the sampled token; k3: for comparison; k1_reward: x taken off the reward."""
+    adaptive_kl: bool = False
+    """Raise the weight ×1.5 above 1.5·target, lower it below target/1.5."""
+    target_kl: float = 0.05
+    """KL that --adaptive-kl aims at, nats per token."""
+    kl_coef_min: float = 1e-4
+    """Least adaptive weight."""
+    kl_coef_max: float = 1.0
+    """Greatest adaptive weight."""
+    kl_warmup_steps: int = 0
+    """Steps during which the weight is multiplied by --kl-warmup-factor."""
+    kl_warmup_factor: float = 0.0
+    """That factor; 0: no penalty during the warm-up."""
+    kl_divergence_threshold: float = 1.0
+    """KL, nats per token, at 90 % of which the guard restores the last good state; 0: never."""
+    adaptive_threshold: bool = False
+    """Let that threshold follow training (3 × running median, at most 4 × the set value)."""
+    kl_collect_cap: float = 0.0
+    """Leave out samples whose mean KL to the reference is above this; 0: none."""
+    ref_sync_every: int = 0
+    """Steps after which the reference becomes the policy; 0: it stays frozen."""
+    ref_reset_kl: float = 0.0
+    """Reset the reference when KL stays above this for 20 steps; 0: never."""
+    ref_device: str | None = None
+    """Where the reference lives (cuda:1, cpu); default: with the policy."""
+    baseline_type: Literal["group_mean", "rloo", "ema", "adaptive"] = "group_mean"
+    """What is subtracted from a reward."""
+    advantage_scale: Literal["none", "group", "batch"] = "batch"
+    """What the difference is divided by: nothing, the group's or the step's deviation."""
+    advantage_std_floor: float = 0.02
+    """Least deviation to divide by: noise must not become gradient."""
+    advantage_clip: float = 5.0
+    """Advantages are clipped to ± this; 0: not."""
+    gae: bool = False
+    """Token-level advantages by a value head, in place of the baseline."""
+    gamma: float = 1.0
+    """Discount along tokens (--gae)."""
+    gae_lambda: float = 0.95
+    """GAE's λ."""
+    value_coef: float = 0.5
+    """Weight of the value loss (--gae)."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    flat_tries: int = 1
+    """How often prompts whose answers all score alike are replaced within a step."""
+    temperature: float = 1.0
+    """Sampling temperature."""
+    top_k: int = 0
+    """Sample from the k likeliest tokens; 0: all."""
+    top_p: float = 1.0
+    """Sample from the smallest set with this probability."""
+    p_temperature: float | None = None
+    """Temperature for analysis prompts; default: --temperature."""
+    a_temperature: float | None = None
+    """Temperature for environment prompts."""
+    p_top_p: float | None = None
+    """Top-p for analysis prompts; default: --top-p."""
+    a_top_p: float | None = None
+    """Top-p for environment prompts."""
+    max_new_tokens: int | None = None
+    """Longest answer; default: what the task needs with the model's tokenizer."""
+    reward_shaping: Literal["continuous", "graduated", "linear", "binary"] = "continuous"
+    """How the parts of an answer become a reward; see docs/rewards.md."""
+    reward_warmup_steps: int = 0
+    """Steps over which content counts more and more; structure counts from the start."""
+    reward_norm: bool = False
+    """Put rewards on a running scale."""
+    p_malformed: float = -0.3
+    """Reward of an analysis that cannot be read."""
+    a_malformed: float = -0.3
+    """Reward of an environment answer that cannot be read."""
+    judge: Literal["labels", "stockfish"] = "labels"
+    """Who judges moves: the rows' labels, or Stockfish."""
+    engine: str | None = None
+    """Stockfish binary; default: STOCKFISH_PATH, PATH, /usr/games."""
+    nodes: int = 20_000
+    """Stockfish's nodes a position."""
+    recovery_lr_factor: float = 0.5
+    """Learning-rate factor of every recovery."""
+    max_consecutive_nans: int = 5
+    """Non-finite steps in a row that lead to a recovery."""
+    max_recoveries: int = 3
+    """Recoveries before the run is given up with exit code 3."""
+    entropy_floor: float = 0.01
+    """Mean entropy, nats per token, under which the guard sees a collapse; 0: off."""
+    micro_tokens: int = 16_384
+    """Tokens a forward pass may hold; a step is cut into as many passes as that takes."""
+    eval_every: int = 50
+    """Steps between evaluations; 0: only before and after."""
+    eval_policy_rows: int = 400
+    """Held-out analysis rows."""
+    eval_environment_rows: int = 200
+    """Held-out environment rows."""
+    eval_mates: int = 0
+    """Held-out mate-in-one positions."""
+    save_every: int = 50
+    """Steps between checkpoints."""
+    keep: int = 3
+    """Checkpoints kept beside the best."""
+    sample_every: int = 25
+    """Steps between sample answers shown and written to rollouts.jsonl."""
+    log_dir: Path | None = None
+    """TensorBoard's folder; default: tensorboard/ in the run."""
+    wandb: bool = False
+    """Log to Weights & Biases too (needs the extra `wandb`)."""
+    seed: int = 0
+    """Seed of data order and sampling."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:N`."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Arithmetic of the passes; weights stay float32. `auto`: bfloat16 on CUDA."""
+    compile: bool = False
+    """Compile the block for the update."""
+    resume: bool = False
+    """Go on from the newest whole checkpoint in --out, if there is one."""
+    dry_run: bool = False
+    """Check settings, data and model, print the plan, and stop."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "updates_per_rollout", "save_every", "keep"):
+            value = getattr(self, name)
+            require(value > 0, f"--{name.replace('_', '-')} {value}: must be positive")
+        require(
+            self.k_samples >= 2 or self.gae,
+            f"--k-samples {self.k_samples}: a group needs at least 2 answers to compare",
+        )
+        require(0 <= self.mix_env_ratio <= 1, f"--mix-env-ratio {self.mix_env_ratio}: not in 0…1")
+        for name in ("temperature", "p_temperature", "a_temperature"):
+            value = getattr(self, name)
+            require(
+                value is None or value > 0,
+                f"--{name.replace('_', '-')} {value}: greedy answers are all alike; above 0",
+            )
+        for name in ("top_p", "p_top_p", "a_top_p"):
+            value = getattr(self, name)
+            require(
+                value is None or 0 < value <= 1, f"--{name.replace('_', '-')} {value}: not in 0…1"
+            )
+        whole = self.top_k == 0 and all(
+            p is None or p == 1 for p in (self.top_p, self.p_top_p, self.a_top_p)
+        )
+        require(
+            whole or (self.kl_type != "k1_reward" and self.kl_collect_cap == 0),
+            "--kl-type k1_reward and --kl-collect-cap compare whole distributions; "
+            "leave --top-k at 0 and --top-p at 1",
+        )
+        require(
+            self.kl_coef_min <= self.kl_coef_max,
+            f"--kl-coef-min {self.kl_coef_min} is above --kl-coef-max {self.kl_coef_max}",
+        )
+
+    @property
+    def clip_high(self) -> float:
+        return self.clip_range if self.clip_range_high is None else self.clip_range_high
+
+
+TRAIN_PRESETS: dict[str, dict[str, Any]] = {
+    "demo": {"eval_mates": 1000},
+    "mini": {
+        "batch_size": 8,
+        "k_samples": 8,
+        "clip_range": 0.2,
+        "clip_range_high": None,
+        "kl_coef": 0.02,
+        "kl_type": "forward",
+        "adaptive_kl": True,
+        "gae": True,
+        "lr": 1e-5,
+        "max_new_tokens": 144,
+    },
+    "stable": {"lr": 1e-6, "clip_range": 0.1, "clip_range_high": None, "kl_coef": 0.001},
+    "train-sh": {
+        "lr": 1e-5,
+        "clip_range": 0.1,
+        "clip_range_high": None,
+        "kl_coef": 0.01,
+        "kl_warmup_steps": 100,
+        "kl_warmup_factor": 0.1,
+        "kl_divergence_threshold": 50.0,
+        "reward_warmup_steps": 100,
+        "mix_env_ratio": 0.2,
+    },
+    "overfit": {
+        "lr": 2e-6,
+        "k_samples": 12,
+        "entropy_coef": 0.005,
+        "kl_coef": 0.005,
+        "kl_warmup_steps": 20,
+        "kl_warmup_factor": 0.0,
+        "advantage_scale": "group",
+        "advantage_std_floor": 0.05,
+        "advantage_clip": 2.0,
+    },
+    "h200": {
+        "batch_size": 64,
+        "k_samples": 16,
+        "steps": 2000,
+        "lr": 3e-5,
+        "lr_warmup_steps": 20,
+        "micro_tokens": 131_072,
+        "eval_every": 250,
+        "save_every": 500,
+        "eval_policy_rows": 2000,
+        "eval_environment_rows": 1000,
+        "eval_mates": 1000,
+    },
+}
+"""Settings by name; a TOML file and flags win over them."""

@@ -1,0 +1,265 @@
+"""P: analysis of a position. The model names good moves, evaluates them, and chooses one.
+
+The law: an answer is compared by move, never by place, so the order of M does not matter; any
+illegal, missing or stray move closes the gate and leaves only what reading the answer is worth.
+Left out on purpose: how a move came by its evaluation (that is a judge's affair) and the repair of
+public rows whose B is wrong for Black (that is an importer's).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from rookworld.tasks.notation import cp_text, grid_text, is_move_text, read_fen, text_cp
+from rookworld.tasks.reward import (
+    RewardRules,
+    combine,
+    evaluation_accuracy,
+    move_quality,
+    win_percent,
+)
+from rookworld.tasks.task import (
+    Analysis,
+    Judge,
+    PolicyRow,
+    Style,
+    Verdict,
+    legal_moves,
+    strip_end,
+)
+
+MOST_MOVES: Final = 5
+"""Moves that an answer lists, or as many as are legal."""
+
+_FEN_WIDTH, _MOVES_WIDTH, _EVALS_WIDTH = 90, 30, 40
+_MAE_LIMIT_CP = 1000  # beyond ±10 pawns, and for mates, a difference in pawns says nothing
+_PARTS = ("format", "legal", "best", "candidates", "evaluations", "whole")
+_ROW = re.compile(r"P: *([^:]*?) *M:(.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyAnswer:
+    """A completion as read; with a fault the other fields are empty."""
+
+    moves: tuple[str, ...] = ()
+    cp: tuple[int, ...] = ()
+    best: str = ""
+    fault: str | None = None
+
+
+def _sections(tokens: list[str]) -> tuple[list[str], list[str], list[str]] | None:
+    """Tokens between `M:` (which the prompt may already hold), `E:` and `B:`; None if amiss."""
+    start = 1 if tokens and tokens[0] == "M:" else 0
+    if tokens.count("E:") != 1 or tokens.count("B:") != 1:
+        return None
+    evals, best = tokens.index("E:"), tokens.index("B:")
+    if not start <= evals < best:
+        return None
+    return tokens[start:evals], tokens[evals + 1 : best], tokens[best + 1 :]
+
+
+def _fault(moves: list[str], evals: list[str], best: list[str]) -> str | None:
+    """What is wrong with the fields of an answer, legality aside."""
+    if len(best) != 1:
+        return "text follows the answer" if best else "B: is empty"
+    stray = next((text for text in (*moves, *best) if not is_move_text(text)), None)
+    if stray is not None:
+        return f"not a move: {stray[:12]!r}"
+    if not 1 <= len(moves) <= MOST_MOVES or len(moves) != len(evals):
+        return f"{len(moves)} moves with {len(evals)} evaluations"
+    if len(set(moves)) != len(moves):
+        return "a move is listed twice"
+    return None
+
+
+class PolicyTask:
+    """Ask for five moves, their evaluations, and the best of them."""
+
+    letter: Final = "P"
+
+    def prompt(self, row: PolicyRow, style: Style) -> str:
+        """Everything up to and including `M:`."""
+        return f"P: {row.fen.ljust(_FEN_WIDTH)}M:" if style == "padded" else f"P: {row.fen} M:"
+
+    def answer(self, row: PolicyRow, style: Style) -> str:
+        """Moves best first, their evaluations, and the first move again as B."""
+        moves, best = " ".join(row.moves), row.moves[0]
+        if style == "compact":
+            return f" {moves} E: {' '.join(map(grid_text, row.cp))} B: {best}"
+        evals = " ".join(map(cp_text, row.cp))
+        return f" {moves.ljust(_MOVES_WIDTH)}E: {evals.ljust(_EVALS_WIDTH)}B: {best}"
+
+    def truth(self, row: PolicyRow, judge: Judge | None = None) -> Analysis:
+        """The best moves by the judge, or by the row's own labels."""
+        return Analysis(row.moves, row.cp) if judge is None else judge.analyse(row)
+
+    def parse(self, text: str) -> PolicyAnswer:
+        """Read a completion; accepts any text, never raises."""
+        # Only spaces separate fields: a line break or another blank is text like any other.
+        found = _sections([token for token in strip_end(text).split(" ") if token])
+        if found is None:
+            return PolicyAnswer(fault="the fields M, E:, B: are not all there, once and in order")
+        moves, evals, best = found
+        fault = _fault(moves, evals, best)
+        if fault is not None:
+            return PolicyAnswer(fault=fault)
+        cp = [value for value in map(text_cp, evals) if value is not None]
+        if len(cp) != len(evals):
+            return PolicyAnswer(fault="an evaluation is not a number in pawns")
+        return PolicyAnswer(tuple(moves), tuple(cp), best[0])
+
+    def verify(
+        self,
+        row: PolicyRow,
+        completion: str,
+        rules: RewardRules,
+        judge: Judge | None = None,
+        progress: float = 1.0,
+        *,
+        finished: bool = True,
+    ) -> Verdict:
+        """Judge a completion; `judge` None means the row's own labels."""
+        said = self.parse(completion)
+        fault = said.fault if finished else "no end token"
+        if fault is not None:
+            return Verdict(rules.p_malformed, dict.fromkeys(_PARTS, 0.0), f"malformed: {fault}")
+        legal = legal_moves(row.fen)
+        truth = self.truth(row, judge)
+        most = min(MOST_MOVES, len(legal))
+        least = min(most, len(truth.moves))
+        share = sum(move in legal for move in said.moves) / max(least, len(said.moves))
+        parts = {**dict.fromkeys(_PARTS, 0.0), "format": 1.0, "legal": share}
+        reason = _gate(said, legal, least, most)
+        right = 0
+        if reason is None:
+            loss = _loss(row, said.best, truth, judge)
+            _content(parts, said, truth, loss, len(legal), rules)
+            right = sum(parts[name] >= least for name, least in _RIGHT.items())
+            reason = _reason(parts, loss)
+        total = combine(parts, rules.p_weights, rules.shaping, right=right, progress=progress)
+        return Verdict(total, parts, reason)
+
+    def metrics(
+        self, row: PolicyRow, completion: str, judge: Judge | None = None, *, finished: bool = True
+    ) -> dict[str, float | None]:
+        """Chess metrics of one completion.
+
+        `legal` and `best` speak of B (ties count as best), `top5` is the share of the true best
+        moves that M lists, `eval_mae` is in pawns over the moves in common, both sides held within
+        ±10, and `win_loss` is the win probability that B gives away: an unreadable or illegal B
+        forfeits all there was; a legal one that nobody evaluated loses at least what the last
+        known move does, and is charged that.
+        """
+        said = self.parse(completion)
+        readable = said.fault is None and finished
+        truth = self.truth(row, judge)
+        known = dict(zip(truth.moves, truth.cp, strict=True))
+        legal = readable and said.best in legal_moves(row.fen)
+        highest = max(truth.cp)
+        loss = _loss(row, said.best, truth, judge) if legal else win_percent(highest) / 100
+        if loss is None:
+            loss = (win_percent(highest) - win_percent(min(truth.cp))) / 100
+        best = float(legal and known.get(said.best) == highest)
+        white = row.fen.split(" ")[1] == "w"
+        pairs = list(zip(said.moves, said.cp, strict=True)) if readable else []
+        errors = [abs(_held(cp) - _held(known[move])) / 100 for move, cp in pairs if move in known]
+        return {
+            "format": float(readable),
+            "legal": float(legal),
+            "best": best,
+            "best_white": best if white else None,
+            "best_black": None if white else best,
+            "top5": len(errors) / len(known),
+            "eval_mae": sum(errors) / len(errors) if errors else None,
+            "win_loss": loss,
+        }
+
+    def row_from_text(self, text: str) -> PolicyRow | None:
+        """Read a gold document, padded or compact, in any order of M; the row is best first.
+
+        B only breaks ties: in public rows it is wrong for Black. Moves that are not legal, or
+        fewer than there should be, make the text no gold document.
+        """
+        match = _ROW.fullmatch(strip_end(text.strip()))
+        if match is None:
+            return None
+        fen, said = read_fen(match[1]), self.parse(match[2])
+        if fen is None:
+            return None
+        legal = legal_moves(fen)
+        expected = min(MOST_MOVES, len(legal))
+        if said.fault is not None or _gate(said, legal, expected, expected) is not None:
+            return None
+        pairs = zip(said.moves, said.cp, strict=True)
+        ranked = sorted(pairs, key=lambda pair: (-pair[1], pair[0] != said.best))
+        return PolicyRow(fen, tuple(move for move, _ in ranked), tuple(cp for _, cp in ranked))
+
+
+_RIGHT: Final = {"best": 0.75, "candidates": 0.6, "evaluations": 0.5}
+"""Part scores from which a field counts as right in the graduated levels."""
+
+
+def _held(cp: int) -> int:
+    return min(max(cp, -_MAE_LIMIT_CP), _MAE_LIMIT_CP)
+
+
+def _gate(said: PolicyAnswer, legal: frozenset[str], least: int, most: int) -> str | None:
+    """Why a readable answer earns nothing for its content; None if it may.
+
+    `least` is below `most` where a truth knows fewer moves than it should: both counts will do.
+    """
+    illegal = next((move for move in (*said.moves, said.best) if move not in legal), None)
+    if illegal is not None:
+        return f"illegal move {illegal}"
+    if not least <= len(said.moves) <= most:
+        return f"{len(said.moves)} moves listed where {most} exist"
+    if said.best not in said.moves:
+        return f"B {said.best} is not among the moves"
+    return None
+
+
+def _loss(row: PolicyRow, move: str, truth: Analysis, judge: Judge | None) -> float | None:
+    """Win probability that a legal move gives away; None if nobody knows."""
+    if move in truth.moves:
+        cp: int | None = truth.cp[truth.moves.index(move)]
+    else:
+        cp = judge.move_cp(row, move) if judge is not None else None
+    if cp is None:
+        return None
+    return max(0.0, win_percent(max(truth.cp)) - win_percent(cp)) / 100
+
+
+def _content(
+    parts: dict[str, float],
+    said: PolicyAnswer,
+    truth: Analysis,
+    loss: float | None,
+    legal: int,
+    rules: RewardRules,
+) -> None:
+    """Score the content parts of an answer that passed the gate."""
+    best = move_quality(loss, rules.shaping) if loss is not None else 0.0
+    spoken = dict(zip(said.moves, said.cp, strict=True))
+    pairs = [(spoken[m], cp) for m, cp in zip(truth.moves, truth.cp, strict=True) if m in spoken]
+    count = len(truth.moves)
+    chance = len(said.moves) * count / legal
+    # Where every legal move has to be listed, listing them shows nothing: repeat what B shows.
+    beyond = (len(pairs) - chance) / (count - chance) if count > chance else best
+    accuracy = sum(evaluation_accuracy(*pair) for pair in pairs) / count
+    parts["best"] = best
+    parts["candidates"] = max(0.0, beyond)
+    parts["evaluations"] = accuracy
+    parts["whole"] = best * accuracy
+
+
+def _reason(parts: dict[str, float], loss: float | None) -> str:
+    """The verdict on a legal, complete answer, in words."""
+    if all(value == 1.0 for value in parts.values()):
+        return "exact"
+    choice = "B is not evaluated" if loss is None else f"B loses {loss:.1%} win probability"
+    return f"{choice}; candidates {parts['candidates']:.2f}, evaluations {parts['evaluations']:.2f}"
+
+
+POLICY: Final = PolicyTask()

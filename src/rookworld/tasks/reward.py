@@ -1,0 +1,232 @@
+"""What an answer is worth: part scores in 0 … 1, weights, and the shapings that combine them.
+
+The law: with the default weights gold earns exactly 1.0, an answer without right content at most
+`FORMAT_ONLY`, and a right board or best move with wrong company at most 0.6. A guess that is
+right is content, and is paid; `docs/rewards.md` says how often that is.
+Everything that enters a reward is a part; nothing here looks at text, at a board or at an engine.
+Left out on purpose: advantages and normalisation by group, which belong to the learner.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Final, Literal, get_args
+
+from rookworld.errors import ConfigError
+from rookworld.tasks.notation import GRID_CP, grid_index
+
+Shaping = Literal["continuous", "graduated", "linear", "binary"]
+
+FORMAT_ONLY: Final = 0.2
+"""The most that an answer can earn without any right content."""
+
+BEST_SCALE: Final = 0.1
+"""Win probability lost by B at which `best` has fallen to 1/e (`linear`: halfway to 0)."""
+
+EVAL_SCALE: Final = (0.02, 0.15)
+"""Bounds of the win-probability error at which an evaluation is worth nothing."""
+
+EVAL_STEP: Final = 0.05
+"""Least cost of one grid step; where win probability is flat (mates, +20) it is the whole cost."""
+
+SQUARE_SCALE: Final = 0.35
+"""Wrong squares at which board similarity has fallen to 1/e, before the copy is subtracted."""
+
+FIELD_SCALE: Final = 2.0
+"""Wrong fields behind the board (side, castling, …) at which similarity has fallen to 1/e."""
+
+_BASE = frozenset({"format", "legal"})
+_LEVELS = (FORMAT_ONLY, 0.4, 0.6, 0.8)  # by the number of content fields that are right
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardRules:
+    """Weights are relative: a reward is divided by the sum of its task's weights."""
+
+    shaping: Shaping = "continuous"
+    """How parts become a reward: continuous, graduated, linear or binary."""
+    p_malformed: float = -0.3
+    """Reward of an analysis that cannot be read, in every shaping."""
+    a_malformed: float = -0.3
+    """Reward of an environment answer that cannot be read, in every shaping."""
+    p_format: float = 0.10
+    """P: the answer can be read."""
+    p_legal: float = 0.06
+    """P: share of the expected number of moves that is listed and legal."""
+    p_best: float = 0.24
+    """P: quality of B, by the win probability it loses."""
+    p_candidates: float = 0.06
+    """P: how many of the true best moves are listed, beyond chance."""
+    p_evaluations: float = 0.10
+    """P: accuracy of the evaluations of the true best moves, in win probability."""
+    p_whole: float = 0.44
+    """P: best × evaluations, so that a right B with junk beside it stays cheap."""
+    a_format: float = 0.08
+    """A: the answer can be read."""
+    a_board: float = 0.42
+    """A: similarity of the new FEN to the truth, measured against a copy of the input."""
+    a_flags: float = 0.04
+    """A: terminated and truncated, half each."""
+    a_reward: float = 0.03
+    """A: the reward value."""
+    a_whole: float = 0.43
+    """A: board × (both flags and the reward value right)."""
+
+    def __post_init__(self) -> None:
+        if self.shaping not in get_args(Shaping):
+            known = ", ".join(get_args(Shaping))
+            raise ConfigError(f"reward shaping {self.shaping!r} is unknown; choose one of {known}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "shaping":
+                continue
+            if not math.isfinite(value):
+                raise ConfigError(f"{field.name} is {value}; give a finite number")
+            if value < 0 and not field.name.endswith("_malformed"):
+                raise ConfigError(f"{field.name} is {value}; a weight is at least 0")
+        for task, weights in (("P", self.p_weights), ("A", self.a_weights)):
+            if math.fsum(weights.values()) <= 0:
+                raise ConfigError(
+                    f"the {task} weights sum to 0; give at least one of them a weight"
+                )
+
+    @property
+    def p_weights(self) -> dict[str, float]:
+        """Weight of each P part."""
+        return {
+            "format": self.p_format,
+            "legal": self.p_legal,
+            "best": self.p_best,
+            "candidates": self.p_candidates,
+            "evaluations": self.p_evaluations,
+            "whole": self.p_whole,
+        }
+
+    @property
+    def a_weights(self) -> dict[str, float]:
+        """Weight of each A part."""
+        return {
+            "format": self.a_format,
+            "board": self.a_board,
+            "flags": self.a_flags,
+            "reward": self.a_reward,
+            "whole": self.a_whole,
+        }
+
+
+def win_percent(cp: int) -> float:
+    """Winning chances of the side to move, 0 … 100; the formula is pinned."""
+    cp = min(max(cp, -20_000), 20_000)  # far beyond the flat ends, and exp() cannot overflow
+    return 50 + 50 * (2 / (1 + math.exp(-0.00368208 * cp)) - 1)
+
+
+_GRID_WIN = tuple(win_percent(cp) / 100 for cp in GRID_CP)
+
+
+def move_quality(loss: float, shaping: Shaping) -> float:
+    """Worth of a move that loses `loss` of win probability (0 … 1) against the best one."""
+    if shaping == "linear":
+        return max(0.0, 1 - loss / (2 * BEST_SCALE))
+    return math.exp(-loss / BEST_SCALE)
+
+
+def evaluation_accuracy(said_cp: int, true_cp: int) -> float:
+    """Linear in win probability, on the grid; 0 for what answering 0.0 everywhere would earn.
+
+    Both sides are rounded to the grid first, so a raw and a rounded gold answer both earn 1.
+    Mates have equal win probability and are told apart by sign and by distance in the grid.
+    """
+    said, true = grid_index(said_cp), grid_index(true_cp)
+    if said == true:
+        return 1.0
+    scale = min(max(abs(_GRID_WIN[true] - 0.5), EVAL_SCALE[0]), EVAL_SCALE[1])
+    error = abs(_GRID_WIN[said] - _GRID_WIN[true]) / scale
+    return max(0.0, 1 - max(error, EVAL_STEP * abs(said - true)))
+
+
+def board_similarity(wrong: int, copied: int, fields_wrong: int, shaping: Shaping) -> float:
+    """1 for the true FEN, 0 for anything no nearer to it than the input is.
+
+    `wrong` squares differ from the truth, `copied` would differ in a copy of the input, and
+    `fields_wrong` of the five fields behind the board differ.
+    """
+    if wrong and wrong >= copied:
+        return 0.0
+    if shaping == "linear":
+        squares = 1 - wrong / copied if wrong else 1.0
+        return squares * (1 - fields_wrong / 5)
+    floor = math.exp(-copied / SQUARE_SCALE) if wrong else 0.0
+    squares = (math.exp(-wrong / SQUARE_SCALE) - floor) / (1 - floor)
+    return squares * math.exp(-fields_wrong / FIELD_SCALE)
+
+
+def combine(
+    parts: Mapping[str, float],
+    weights: Mapping[str, float],
+    shaping: Shaping,
+    *,
+    right: int,
+    progress: float,
+) -> float:
+    """The reward of a readable answer, `right` of whose three content fields are right.
+
+    `progress` (0 … 1) ramps the content in while the scale stays that of a finished ramp, so the
+    hack table holds at every moment of the warm-up.
+    """
+    progress = min(max(progress, 0.0), 1.0)
+    exact = all(value == 1.0 for value in parts.values())
+    if shaping == "binary":
+        return progress if exact else 0.0
+    if shaping == "graduated":
+        if parts.get("legal", 1.0) == 0.0:
+            return 0.0
+        level = 1.0 if exact else _LEVELS[right]
+        return (1 - progress) * FORMAT_ONLY + progress * level
+    paid = (
+        weight * parts[name] * (1.0 if name in _BASE else progress)
+        for name, weight in weights.items()
+    )
+    return math.fsum(paid) / math.fsum(weights.values())
+
+
+class RunningNorm:
+    """Rewards on a steady scale: running mean and deviation with momentum.
+
+    The first batch sets both; later ones move them by 1 − momentum. Plain floats in and out, so a
+    checkpoint can keep it.
+    """
+
+    def __init__(self, momentum: float = 0.99) -> None:
+        if not 0 <= momentum < 1:
+            raise ConfigError(f"reward normalisation momentum is {momentum}; give 0 ≤ momentum < 1")
+        self.momentum = momentum
+        self.mean = 0.0
+        self.variance = 1.0
+        self.batches = 0
+
+    def update(self, rewards: Sequence[float]) -> None:
+        """Take a batch into the running mean and deviation."""
+        if not rewards:
+            return
+        mean = math.fsum(rewards) / len(rewards)
+        variance = math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)
+        keep = self.momentum if self.batches else 0.0
+        self.mean = keep * self.mean + (1 - keep) * mean
+        self.variance = keep * self.variance + (1 - keep) * variance
+        self.batches += 1
+
+    def normalise(self, rewards: Sequence[float]) -> list[float]:
+        """Rewards less the running mean, over the running deviation (at least 0.01)."""
+        deviation = max(math.sqrt(self.variance), 0.01)
+        return [(reward - self.mean) / deviation for reward in rewards]
+
+    def state_dict(self) -> dict[str, float]:
+        """Everything a resumed run needs."""
+        return {"mean": self.mean, "variance": self.variance, "batches": float(self.batches)}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Go on from `state_dict()`."""
+        self.mean, self.variance = state["mean"], state["variance"]
+        self.batches = int(state["batches"])

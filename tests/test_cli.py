@@ -1,0 +1,90 @@
+"""The one door: help without torch, one line for a mistake, exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rookworld.cli import COMMANDS, main
+from rookworld.data.rows import row_text
+from rookworld.data.sources import load_rows
+from rookworld.tasks.policy import POLICY
+from rookworld.tasks.task import PolicyRow
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in COMMANDS)
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("rookworld ")
+
+
+@pytest.mark.parametrize("command", ["train", "pretrain", "eval", "score"])
+def test_help_of_a_command_loads_no_torch(command: str) -> None:
+    code = (
+        "import sys\nfrom rookworld.cli import main\n"
+        f"try:\n    main([{command!r}, '--help'])\nexcept SystemExit as stop:\n"
+        "    assert not stop.code\nassert 'torch' not in sys.modules, 'torch was loaded'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"rookworld {command}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["trian"], "did you mean 'train'"),
+        (["train", "--stpes", "3"], "did you mean '--steps'"),
+        (["train", "--steps", "0"], "--steps 0: must be positive"),
+        (["train", "--model", "no/such/folder/here"], "no model folder"),
+        (["eval"], "name a model"),
+        (["score", "absent.jsonl"], "absent.jsonl: cannot be read"),
+        (["data", "shwo"], "did you mean 'show'"),
+        (["data", "generate", "--task", "A", "--out", "rows.csv"], "rows.csv"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    args: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(args) == 2
+    shown = capsys.readouterr()
+    assert expected in shown.err
+    assert len([line for line in shown.err.splitlines() if line.startswith("rookworld:")]) == 1
+    assert shown.out == ""
+
+
+def test_score_prints_one_json_line_an_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = next(row for row in load_rows("embedded:test") if isinstance(row, PolicyRow))
+    gold = {"row": row_text(row), "completion": POLICY.answer(row, "padded")}
+    junk = {"row": row_text(row), "completion": "no idea"}
+    file = tmp_path / "answers.jsonl"
+    file.write_text(f"{json.dumps(gold)}\n{json.dumps(junk)}\n")
+    assert main(["score", str(file)]) == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first["reward"] == 1.0
+    assert second["reward"] == -0.3
+    assert set(first) == {"reward", "parts", "reason"}
+
+
+def test_score_names_the_line_that_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "answers.jsonl"
+    file.write_text('{"row": "P: nonsense", "completion": ""}\n')
+    assert main(["score", str(file)]) == 2
+    assert f"{file}:1: not a gold row" in capsys.readouterr().err
+
+
+def test_data_show_prints_rows_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "show", "embedded:test", "--rows", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("P: ") >= 2
+    assert "A/mate" in shown

@@ -1,0 +1,92 @@
+"""Our GPT-2 computes what Hugging Face's does: logits and gradients, dropout or not."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rookworld.model.gpt2 import GPT2, GPT2Config, masked
+from rookworld.model.weights import load_model
+
+
+def reference(folder: Path, **shape: Any) -> Any:
+    """A random transformers model, saved in `folder`; its dropout is 0.1 as in GPT-2's config."""
+    transformers = import_module("transformers")
+    torch.manual_seed(0)
+    dropout = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**dropout, **shape))
+    with torch.no_grad():  # biases start at 0 and norms at 1, which would hide a swap
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+def next_token_loss(logits: Tensor, ids: Tensor) -> Tensor:
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+SMALL: dict[str, Any] = {"vocab_size": 96, "n_positions": 48, "n_embd": 32, "n_layer": 3}
+SHAPES = [
+    pytest.param({**SMALL, "n_head": 4}, id="small"),
+    pytest.param(
+        {**SMALL, "n_head": 2, "n_inner": 40, "layer_norm_epsilon": 1e-3}
+        | {"tie_word_embeddings": False},
+        id="untied-narrow",
+    ),
+    pytest.param({}, id="124M", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_and_gradients_equal_transformers(tmp_path: Path, shape: dict[str, Any]) -> None:
+    theirs = reference(tmp_path, **shape)
+    # Dropout would show here: theirs is switched off, ours is in training mode.
+    ours = load_model(tmp_path).train()
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, ours.config.vocab_size, (2, 40), generator=generator)
+    our_logits, their_logits = ours.logits(ours(ids)), theirs(ids).logits
+    torch.testing.assert_close(our_logits, their_logits, atol=1e-5, rtol=0)
+
+    torch.autograd.backward(next_token_loss(our_logits, ids))
+    torch.autograd.backward(next_token_loss(their_logits, ids))
+    gradients = {
+        name.removeprefix("transformer."): parameter.grad
+        for name, parameter in theirs.named_parameters()
+    }
+    for name, parameter in ours.named_parameters():
+        assert parameter.grad is not None
+        expected = gradients.pop(name)
+        transposed = ".c_" in name and name.endswith("weight")
+        expected = expected.t() if transposed else expected
+        torch.testing.assert_close(parameter.grad, expected, atol=1e-5, rtol=1e-4)
+    assert not gradients
+
+
+def test_a_mask_and_positions_say_what_a_token_sees() -> None:
+    """Two packed documents equal the same two apart."""
+    model = GPT2(GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=2, n_head=2))
+    model.init_weights(2)
+    ids = torch.randint(0, 50, (1, 12), generator=torch.Generator().manual_seed(3))
+    document = torch.arange(12) // 6
+    see = torch.tril(torch.ones(12, 12, dtype=torch.bool)) & (document[:, None] == document)
+    packed = model(ids, torch.arange(12) % 6, masked(see[None, None]))
+    apart = torch.cat([model(ids[:, :6]), model(ids[:, 6:])], dim=1)
+    torch.testing.assert_close(packed, apart, atol=1e-5, rtol=0)
+
+
+def test_initial_weights_depend_on_the_seed_alone() -> None:
+    shape = GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=2, n_head=2)
+    first = GPT2(shape).init_weights(7).state_dict()
+    torch.rand(3)
+    torch.testing.assert_close(GPT2(shape).init_weights(7).state_dict(), first, atol=0, rtol=0)
+    assert not torch.equal(GPT2(shape).init_weights(8).wte.weight, first["wte.weight"])
+    assert first["h.0.mlp.c_proj.weight"].std().item() == pytest.approx(0.02 / 2, rel=0.2)
+    assert first["ln_f.weight"].eq(1).all()
+    assert first["h.1.attn.c_attn.bias"].eq(0).all()

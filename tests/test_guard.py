@@ -1,0 +1,256 @@
+"""The guard as a table of stories: numbers in, decisions and events out."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from rookworld.errors import ConfigError
+from rookworld.grpo.guard import (
+    DIAGNOSES,
+    Continue,
+    Decision,
+    EvalHealth,
+    Guard,
+    GuardSettings,
+    HalveRate,
+    Restore,
+    Ruling,
+    Skip,
+    StepHealth,
+    Stop,
+)
+
+WELL = StepHealth(step=0, loss=0.1, grad_norm=1.0, kl=0.05, entropy=0.8, reward_mean=0.5)
+NAN, INF = math.nan, math.inf
+
+
+def run(guard: Guard, *changes: dict[str, float]) -> list[Ruling]:
+    return [
+        guard.check_step(replace(WELL, step=step, **change))  # type: ignore[arg-type]
+        for step, change in enumerate(changes)
+    ]
+
+
+def decisions(*changes: dict[str, float], settings: GuardSettings | None = None) -> list[Decision]:
+    return [ruling.decision for ruling in run(Guard(settings or GuardSettings()), *changes)]
+
+
+def names(*changes: dict[str, float], settings: GuardSettings | None = None) -> list[str]:
+    return [type(decision).__name__ for decision in decisions(*changes, settings=settings)]
+
+
+FINE: dict[str, float] = {}
+SKIP_4 = ["Skip"] * 4
+
+
+@pytest.mark.parametrize(
+    ("story", "expected"),
+    [
+        ([FINE] * 3, ["Continue"] * 3),
+        ([{"loss": NAN}, FINE], ["Skip", "Continue"]),
+        ([{"grad_norm": INF}], ["Skip"]),
+        ([{"kl": NAN}], ["Skip"]),
+        ([{"entropy": NAN}], ["Skip"]),
+        ([{"reward_mean": NAN}], ["Skip"]),
+        ([{"loss": NAN}] * 5, [*SKIP_4, "Restore"]),
+        ([*[{"loss": NAN}] * 4, FINE, *[{"loss": NAN}] * 4], [*SKIP_4, "Continue", *SKIP_4]),
+        ([{"loss": NAN}] * 20, [*SKIP_4, "Restore"] * 3 + [*SKIP_4, "Stop"]),
+        ([{"kl": 0.85}], ["Continue"]),
+        ([{"kl": 0.9}], ["Restore"]),
+        ([{"kl": 3.0}] * 4, ["Restore"] * 3 + ["Stop"]),
+        ([{"kl": INF}], ["Restore"]),
+        ([{"kl": INF, "loss": INF, "grad_norm": NAN}], ["Restore"]),
+        ([FINE, *[{"entropy": 0.001}] * 5], [*["Continue"] * 5, "Restore"]),
+        ([FINE, *[{"entropy": 0.001}] * 4, FINE, {"entropy": 0.001}], ["Continue"] * 7),
+        ([{"entropy": 0.002}] * 9, ["Continue"] * 9),
+        ([*[FINE] * 10, {"grad_norm": 25.0}, FINE], [*["Continue"] * 10, "Skip", "Continue"]),
+        ([FINE, {"grad_norm": 25.0}], ["Continue"] * 2),
+        ([*[{"grad_norm": 0.0}] * 10, FINE], ["Continue"] * 11),
+        ([{"all_rewards_negative": True}], ["Continue"]),
+    ],
+)
+def test_stories(story: list[dict[str, float]], expected: list[str]) -> None:
+    assert names(*story) == expected
+
+
+def test_rules_can_be_switched_off() -> None:
+    off = GuardSettings(
+        kl_divergence_threshold=0, entropy_floor=0, grad_spike_factor=0, format_drop=0
+    )
+    wild: dict[str, float] = {"kl": 99.0, "entropy": 0.0, "grad_norm": 1e9}
+    assert names(*[FINE] * 12, *[wild] * 9, settings=off) == ["Continue"] * 21
+    guard = Guard(off)
+    for step, validity in enumerate((1.0, 0.0)):
+        health = EvalHealth(step=step, reward=0.5, format=validity)
+        assert guard.check_eval(health).decision == Continue()
+
+
+def test_a_lasting_change_of_gradient_level_is_accepted_in_the_end() -> None:
+    found = names(*[FINE] * 20, *[{"grad_norm": 30.0}] * 20)
+    assert "Skip" in found
+    assert found[-5:] == ["Continue"] * 5
+
+
+def test_a_restore_names_its_cause_and_cuts_the_rate_for_good() -> None:
+    guard = Guard(GuardSettings(recovery_lr_factor=0.1, max_recoveries=2))
+    first, calm, second = run(guard, {"kl": 2.0}, FINE, {"kl": 2.0})
+    assert first.decision == Restore("diverged_kl", 0.1, 1)
+    assert calm.decision == Continue()
+    assert second.decision == Restore("diverged_kl", 0.1, 2)
+    assert guard.lr_scale == pytest.approx(0.01)
+    (event,) = first.events
+    assert (event["step"], event["kind"], event["cause"]) == (0, "restore", "diverged_kl")
+    assert (event["value"], event["recovery"], event["lr_scale"]) == (2.0, 1, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("cause", "bad"),
+    [
+        ("diverged_kl", {"kl": 5.0}),
+        ("non_finite", {"loss": NAN}),
+        ("entropy_collapse", {"entropy": 1e-4}),
+    ],
+)
+def test_the_end_is_a_diagnosis_that_names_cause_and_remedy(
+    cause: str, bad: dict[str, float]
+) -> None:
+    guard = Guard(GuardSettings(max_recoveries=1, max_consecutive_nans=2, entropy_patience=2))
+    guard.check_step(WELL)
+    rulings = [guard.check_step(replace(WELL, step=7, **bad)) for _ in range(4)]  # type: ignore[arg-type]
+    last = next(r for r in rulings if isinstance(r.decision, Stop))
+    assert isinstance(last.decision, Stop)
+    text = last.decision.diagnosis
+    assert last.decision.reason == cause
+    assert f"step 7 ({cause})" in text
+    assert "Try a" in text
+    assert "--lr" in text
+    assert "\n" not in text
+    assert last.events[-1]["kind"] == "stop"
+
+
+def test_lost_format_on_held_out_rows_restores_then_stops() -> None:
+    guard = Guard(GuardSettings(max_recoveries=1))
+    found = [
+        guard.check_eval(EvalHealth(step=step, reward=0.5, format=validity)).decision
+        for step, validity in enumerate((0.90, 0.99, 0.95, NAN, 0.93, 0.93))
+    ]
+    assert [type(decision).__name__ for decision in found] == [
+        *["Continue"] * 4,
+        "Restore",
+        "Stop",
+    ]
+    assert isinstance(found[-1], Stop)
+    assert found[-1].reason == "format_collapse"
+    assert set(DIAGNOSES) == {"diverged_kl", "non_finite", "entropy_collapse", "format_collapse"}
+
+
+def falling(checks: int, fall: float, window: int) -> list[dict[str, float]]:
+    return [
+        {"reward_mean": 0.5 - fall * check, "loss": 0.1 + 0.01 * check}
+        for check in range(checks)
+        for _ in range(window)
+    ]
+
+
+def test_reward_falling_while_loss_rises_halves_the_rate() -> None:
+    settings = GuardSettings(trend_checks=3, trend_window=2)
+    guard = Guard(settings)
+    rulings = run(guard, *falling(4, 0.02, window=2))
+    assert [r.decision for r in rulings] == [*[Continue()] * 7, HalveRate("train_trend")]
+    assert guard.lr_scale == 0.5
+    (event,) = rulings[-1].events
+    assert (event["kind"], event["lr_scale"]) == ("rate_halved", 0.5)
+    assert names(*falling(4, 0.002, window=2), settings=settings) == ["Continue"] * 8
+    better = [{**change, "loss": 0.1} for change in falling(4, 0.02, window=2)]
+    assert names(*better, settings=settings) == ["Continue"] * 8
+
+
+def test_held_out_reward_falling_while_loss_rises_halves_the_rate() -> None:
+    guard = Guard(GuardSettings(trend_checks=2))
+    found = []
+    for step, reward in enumerate((0.5, 0.6, 0.55, 0.50)):
+        if step:
+            guard.check_step(replace(WELL, step=step, loss=0.1 * step))
+        found.append(guard.check_eval(EvalHealth(step=step, reward=reward, format=1.0)).decision)
+    assert found == [Continue()] * 3 + [HalveRate("held_out_trend")]
+
+
+def test_a_warning_is_said_once_when_it_begins() -> None:
+    near: dict[str, float] = {"kl": 0.85}
+    poor: dict[str, float] = {"all_rewards_negative": True}
+    rulings = run(Guard(GuardSettings()), FINE, near, near, FINE, near, poor, poor)
+    causes = [[event["cause"] for event in ruling.events] for ruling in rulings]
+    again = ["kl_near_limit"]
+    assert causes == [[], again, [], [], again, ["rewards_negative"], []]
+    assert all(event["kind"] == "warning" for ruling in rulings for event in ruling.events)
+
+
+def test_only_healthy_weights_are_worth_returning_to() -> None:
+    rulings = run(
+        Guard(GuardSettings()),
+        FINE,
+        {"kl": 0.85},
+        {"entropy": 0.001},
+        {"loss": NAN},
+        {"kl": 2.0},
+        FINE,
+    )
+    assert [ruling.sound for ruling in rulings] == [True, False, False, False, False, True]
+
+
+def test_the_threshold_follows_training_when_asked() -> None:
+    slow: list[dict[str, float]] = [{"kl": 0.1 + 0.04 * step} for step in range(30)]
+    assert "Restore" in names(*slow)
+    following = GuardSettings(adaptive_threshold=True)
+    assert "Restore" not in names(*slow, settings=following)
+    assert names(*slow, {"kl": 3.6}, settings=following)[-1] == "Restore"
+
+
+def test_a_resumed_guard_decides_as_one_that_never_stopped() -> None:
+    settings = GuardSettings(trend_checks=1, trend_window=2, max_recoveries=9)
+    story = [
+        *falling(3, 0.02, window=2),
+        *[{"loss": NAN}] * 3,
+        {"kl": 0.85},
+        *[{"entropy": 0.001}] * 3,
+        *[FINE] * 8,
+        {"grad_norm": 99.0},
+        {"kl": 4.0},
+        *[{"loss": NAN}] * 6,
+    ]
+    whole = Guard(settings)
+    expected = run(whole, *story)
+    for cut in range(len(story)):
+        first, second = Guard(settings), Guard(settings)
+        found = run(first, *story[:cut])
+        second.load_state_dict(json.loads(json.dumps(first.state_dict(), allow_nan=False)))
+        found += [
+            second.check_step(replace(WELL, step=cut + i, **change))  # type: ignore[arg-type]
+            for i, change in enumerate(story[cut:])
+        ]
+        assert found == expected
+        assert second.state_dict() == whole.state_dict()
+
+
+def test_events_are_strict_json() -> None:
+    for ruling in run(Guard(GuardSettings()), {"kl": INF}, {"loss": NAN}, {"kl": 0.85}):
+        json.dumps(ruling.events, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"recovery_lr_factor": 0.0}, {"recovery_lr_factor": 2.0}, {"max_consecutive_nans": 0}],
+)
+def test_impossible_settings_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="must"):
+        GuardSettings(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_skip_says_why() -> None:
+    assert decisions({"loss": NAN}) == [Skip("non_finite")]
+    (event,) = run(Guard(GuardSettings()), {"loss": NAN, "grad_norm": INF})[0].events
+    assert event["message"] == "update skipped: loss, grad_norm not finite, 1 in a row"

@@ -1,0 +1,244 @@
+"""Every KL against enumeration on seven outcomes; chunked = whole; the controller by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from rookworld.grpo.kl import (
+    ESTIMATORS,
+    EXACT,
+    KL_TYPES,
+    AdaptiveThreshold,
+    Draw,
+    KLControl,
+    KLSettings,
+    exact_kl_from_hidden,
+    k1_penalty,
+    mean_kl_per_sequence,
+    token_stats,
+)
+
+POLICY = torch.tensor([1.2, -0.4, 0.3, -1.5, 0.8, -0.2, 0.1], dtype=torch.float64)
+REFERENCE = torch.tensor([-0.6, 0.9, -0.8, 0.5, -1.1, 0.7, 0.2], dtype=torch.float64)
+
+
+def enumerated_kl(p: Tensor, q: Tensor) -> float:
+    return float(sum(a * math.log(a / b) for a, b in zip(p.tolist(), q.tolist(), strict=True)))
+
+
+def gradient(loss: Callable[[Tensor], Tensor]) -> Tensor:
+    logits = POLICY.clone().requires_grad_()
+    (grad,) = torch.autograd.grad(loss(logits.log_softmax(-1)), logits)
+    return grad
+
+
+LOG_REF = REFERENCE.log_softmax(-1)
+TRUE_GRADIENT = gradient(lambda log_pi: EXACT["forward"](log_pi, LOG_REF))
+
+
+def error(grad: Tensor) -> float:
+    return float((grad - TRUE_GRADIENT).norm() / TRUE_GRADIENT.norm())
+
+
+def expected_gradient(per_token: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Gradient of a per-sample loss, averaged over all outcomes with the policy's weights."""
+    return gradient(lambda log_pi: (log_pi.exp().detach() * per_token(log_pi, LOG_REF)).sum())
+
+
+def test_exact_kl_equals_enumeration_in_both_directions() -> None:
+    pi, ref = POLICY.softmax(-1), REFERENCE.softmax(-1)
+    forward, reverse = enumerated_kl(pi, ref), enumerated_kl(ref, pi)
+    assert 0.7 < forward < 1.1
+    found = {name: kl(pi.log(), ref.log()).item() for name, kl in EXACT.items()}
+    mean = (forward + reverse) / 2
+    expected = {"forward": forward, "reverse": reverse, "symmetric": mean}
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_forward_gradient_equals_finite_differences() -> None:
+    for i in range(7):
+        step = torch.zeros(7, dtype=torch.float64)
+        step[i] = 1e-6
+        up, down = (
+            enumerated_kl((POLICY + sign * step).softmax(-1), LOG_REF.exp()) for sign in (1, -1)
+        )
+        assert TRUE_GRADIENT[i].item() == pytest.approx((up - down) / 2e-6, abs=1e-8)
+
+
+def test_the_table_of_expected_gradients() -> None:
+    assert error(expected_gradient(ESTIMATORS["k2"])) < 1e-12
+    k1_as_loss = expected_gradient(lambda logp, ref: logp - ref)
+    assert k1_as_loss.norm() < 1e-12
+    assert error(k1_as_loss) == pytest.approx(1.0)
+    k3 = expected_gradient(ESTIMATORS["k3"])
+    assert error(k3) > 0.3
+    torch.testing.assert_close(k3, gradient(lambda log_pi: EXACT["reverse"](log_pi, LOG_REF)))
+
+
+def test_k1_in_the_reward_has_the_exact_gradient() -> None:
+    mask = torch.ones(7, 1, dtype=torch.bool)
+
+    def surrogate(log_pi: Tensor) -> Tensor:
+        penalty = k1_penalty(log_pi.unsqueeze(-1), LOG_REF.unsqueeze(-1), mask)
+        assert not penalty.requires_grad
+        return (log_pi.exp().detach() * penalty * log_pi).sum()
+
+    assert error(gradient(surrogate)) < 1e-12
+
+
+def test_k1_as_a_loss_is_never_offered() -> None:
+    assert KL_TYPES == ("forward", "reverse", "symmetric", "k2", "k3", "k1_reward")
+
+
+def test_estimators_are_zero_when_the_models_agree_and_k3_estimates_the_kl() -> None:
+    for estimator in ESTIMATORS.values():
+        assert estimator(LOG_REF, LOG_REF).abs().max() == 0
+    pi = POLICY.softmax(-1)
+    mean = (pi * ESTIMATORS["k3"](pi.log(), LOG_REF)).sum().item()
+    assert mean == pytest.approx(enumerated_kl(pi, LOG_REF.exp()), abs=1e-12)
+
+
+def test_sums_and_means_see_only_the_mask() -> None:
+    mask = torch.tensor([[True, True, False], [False, False, False]])
+    logp = torch.tensor([[1.0, 2.0, math.nan], [math.nan] * 3])
+    assert k1_penalty(logp, torch.zeros(2, 3), mask).tolist() == [3, 0]
+    assert mean_kl_per_sequence(logp, mask).tolist() == [1.5, 0]
+
+
+# --- from hidden states -------------------------------------------------------------------------
+
+
+def hidden_case() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    hidden, ref_hidden = torch.randn(2, 10, 4, generator=generator)
+    head, ref_head = torch.randn(2, 7, 4, generator=generator)
+    ids = torch.randint(7, (10,), generator=generator)
+    return hidden.requires_grad_(), head.requires_grad_(), ids, ref_hidden, ref_head
+
+
+DRAWS = [
+    Draw(),
+    Draw(temperature=0.7, top_p=0.8),
+    Draw(temperature=torch.linspace(0, 1, 10), top_k=torch.arange(10), top_p=0.9),
+]
+
+
+@pytest.mark.parametrize("kind", EXACT)
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("chunk", [1, 3, 10, 64])
+def test_chunked_equals_whole_with_its_gradient(kind: str, draw: Draw, chunk: int) -> None:
+    def run(chunk: int) -> list[Tensor]:
+        hidden, head, ids, ref_hidden, ref_head = hidden_case()
+        stats = token_stats(
+            hidden,
+            head,
+            ids,
+            draw=draw,
+            ref_hidden=ref_hidden,
+            ref_head=ref_head,
+            kind=kind,
+            chunk=chunk,
+        )
+        assert stats.kl is not None
+        assert stats.ref_logp is not None
+        assert not stats.ref_logp.requires_grad
+        loss = (stats.logp + 0.3 * stats.entropy + 2 * stats.kl).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert hidden.grad is not None
+        assert head.grad is not None
+        return [*vars(stats).values(), hidden.grad, head.grad]
+
+    for cut, whole in zip(run(chunk), run(0), strict=True):
+        assert whole.isfinite().all()
+        torch.testing.assert_close(cut, whole)
+
+
+def test_token_stats_by_definition() -> None:
+    hidden, head, ids, ref_hidden, ref_head = hidden_case()
+    stats = token_stats(hidden, head, ids, ref_hidden=ref_hidden, ref_head=ref_head)
+    log_pi = (hidden @ head.T).log_softmax(-1)
+    log_ref = (ref_hidden @ ref_head.T).log_softmax(-1)
+    row = torch.arange(10)
+    assert stats.kl is not None
+    assert stats.ref_logp is not None
+    torch.testing.assert_close(stats.logp, log_pi[row, ids])
+    torch.testing.assert_close(stats.ref_logp, log_ref[row, ids])
+    torch.testing.assert_close(stats.entropy, -(log_pi.exp() * log_pi).sum(-1))
+    torch.testing.assert_close(stats.kl, EXACT["forward"](log_pi, log_ref))
+    alone = exact_kl_from_hidden(hidden, ref_hidden, head, ref_head, chunk=4)
+    torch.testing.assert_close(alone, stats.kl)
+    assert token_stats(hidden, head, ids).kl is None
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_equal_models_are_at_distance_zero_however_sampled(draw: Draw) -> None:
+    hidden, head, ids, *_ = hidden_case()
+    stats = token_stats(hidden, head, ids, draw=draw, ref_hidden=hidden, ref_head=head)
+    assert stats.kl is not None
+    assert stats.ref_logp is not None
+    assert stats.kl.abs().max() < 1e-6
+    torch.testing.assert_close(stats.logp, stats.ref_logp)
+
+
+def test_no_rows_are_no_error() -> None:
+    stats = token_stats(torch.zeros(0, 4), torch.zeros(7, 4), torch.zeros(0).long(), chunk=8)
+    assert stats.logp.shape == (0,)
+
+
+# --- control ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kl", "expected"),
+    [(0.16, 0.03), (0.15, 0.02), (0.07, 0.02), (0.066, 0.02 / 1.5), (math.nan, 0.02)],
+)
+def test_adaptive_coefficient_by_hand(kl: float, expected: float) -> None:
+    control = KLControl(KLSettings(coef=0.02, adaptive=True, target=0.1))
+    control.observe(0, kl)
+    assert control.coef == pytest.approx(expected)
+
+
+def test_the_coefficient_stays_in_its_range_and_fixed_stays_fixed() -> None:
+    settings = KLSettings(coef=0.02, adaptive=True, target=0.1, coef_min=0.01, coef_max=0.05)
+    control, fixed = KLControl(settings), KLControl(KLSettings(coef=0.02))
+    for step in range(5):
+        control.observe(step, 9.0)
+        fixed.observe(step, 9.0)
+    assert (control.coef, fixed.coef) == (0.05, 0.02)
+    for step in range(9):
+        control.observe(step, 0.0)
+    assert control.coef == 0.01
+    again = KLControl(settings)
+    again.load_state_dict(json.loads(json.dumps(control.state_dict())))
+    assert again.coef == control.coef
+
+
+def test_warm_up_scales_the_coefficient_and_teaches_it_nothing() -> None:
+    control = KLControl(
+        KLSettings(coef=0.02, adaptive=True, target=0.1, warmup_steps=2, warmup_factor=0.1)
+    )
+    control.observe(1, 9.0)
+    assert [control.coef_at(step) for step in range(3)] == pytest.approx([0.002, 0.002, 0.02])
+    assert KLControl(KLSettings(coef=0.02)).coef_at(0) == 0.02
+    free = KLControl(KLSettings(coef=0.02, warmup_steps=1))
+    assert (free.coef_at(0), free.coef_at(1)) == (0, 0.02)
+
+
+def test_the_threshold_follows_within_bounds() -> None:
+    threshold = AdaptiveThreshold(1.0, multiple=3.0, ceiling=4.0, window=3)
+    assert threshold.limit == 1.0
+    for value in (0.1, 0.5, 0.6):
+        threshold.accept(value)
+    assert threshold.limit == pytest.approx(1.5)
+    again = AdaptiveThreshold(1.0, multiple=3.0, ceiling=4.0, window=3)
+    again.load_state_dict(json.loads(json.dumps(threshold.state_dict())))
+    assert again.limit == threshold.limit
+    for _ in range(3):
+        threshold.accept(9.0)
+    assert threshold.limit == 4.0

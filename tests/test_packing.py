@@ -1,0 +1,133 @@
+"""Packed rows: ids add up, fields name tokens, symmetries are those of chess."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rookworld import packing
+from rookworld.data.sources import load_rows
+from rookworld.errors import DataError
+from rookworld.model.tokenizer import Tokenizer
+from rookworld.packing import Packed, Symmetry
+from rookworld.sources import pick_tokenizer
+from rookworld.tasks.notation import flip_fen, flip_move, mirror_fen, mirror_move
+from rookworld.tasks.policy import POLICY
+from rookworld.tasks.task import EnvironmentRow, PolicyRow
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return pick_tokenizer("chess")
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[PolicyRow]:
+    found = [row for row in load_rows("embedded:train") if isinstance(row, PolicyRow)]
+    return found[:300]
+
+
+def test_a_packed_row_is_prompt_answer_end(tokenizer: Tokenizer, rows: list[PolicyRow]) -> None:
+    packed = packing.pack_policy(rows, tokenizer)
+    for place in (0, 7, 99):
+        row, length = rows[place], int(packed.lengths[place])
+        text = POLICY.prompt(row, "compact") + POLICY.answer(row, "compact")
+        assert packed.tokens[place, : length - 1].tolist() == tokenizer.encode(text)
+        assert packed.tokens[place, length - 1] == tokenizer.eos
+        assert tokenizer.encode(POLICY.prompt(row, "compact")) == (
+            packed.tokens[place, : packed.prompts[place]].tolist()
+        )
+
+
+def test_fields_name_each_token(tokenizer: Tokenizer) -> None:
+    row = PolicyRow("8/8/8/8/8/4k3/8/4K2R w K - 0 1", ("e1g1", "h1h3", "h1g1"), (50, 20, 0))
+    packed = packing.pack_policy([row], tokenizer)
+    fields = packed.fields[0, packed.prompts[0] :].tolist()
+    first, other, value, best, marker = (
+        packing.FIRST_MOVE,
+        packing.OTHER_MOVE,
+        packing.EVALUATION,
+        packing.BEST_MOVE,
+        packing.MARKER,
+    )
+    assert fields == [first, other, other, marker, value, value, value, marker, best, marker]
+    assert not packed.fields[0, : packed.prompts[0]].any()
+
+
+def test_the_first_move_is_spread_by_win_probability(tokenizer: Tokenizer) -> None:
+    row = PolicyRow("4k3/8/8/8/8/8/8/4K2R w K - 0 1", ("e1g1", "h1h7"), (100, 100))
+    worse = PolicyRow(row.fen, row.moves, (100, -500))
+    packed = packing.pack_policy([row, worse], tokenizer, hard=0.5)
+    assert packed.choices[0, :2].tolist() == [tokenizer.token(" e1g1"), tokenizer.token(" h1h7")]
+    assert packed.shares[0].tolist() == [191, 64, 0, 0, 0]
+    assert packed.shares[1].tolist() == [255, 0, 0, 0, 0]
+
+
+def test_only_the_first_move_of_a_mate_row_is_a_target(tokenizer: Tokenizer) -> None:
+    packed = packing.pack_mates([("7k/8/6K1/8/8/8/8/R5R1 w - - 0 1", ("a1a8", "g1h1"))], tokenizer)
+    assert (packed.fields[0] == packing.FIRST_MOVE).sum() == 1
+    assert set(packed.fields[0].tolist()) == {packing.PROMPT, packing.FIRST_MOVE}
+    assert packed.shares[0].tolist() == [128, 128, 0, 0, 0]
+
+
+def test_every_token_of_an_environment_answer_is_a_target(tokenizer: Tokenizer) -> None:
+    rows = [row for row in load_rows("embedded:train") if isinstance(row, EnvironmentRow)][:50]
+    packed = packing.pack_environment(rows, tokenizer)
+    for place in range(len(rows)):
+        start, stop = int(packed.prompts[place]), int(packed.lengths[place])
+        assert (packed.fields[place, start : stop - 1] == packing.STATE).all()
+        assert not packed.fields[place, stop:].any()
+
+
+@pytest.mark.parametrize(
+    ("make", "fen", "move"),
+    [
+        (packing.colour_flip, flip_fen, flip_move),
+        (packing.left_right_mirror, mirror_fen, mirror_move),
+    ],
+)
+def test_a_symmetry_of_the_array_is_a_symmetry_of_chess(
+    tokenizer: Tokenizer,
+    rows: list[PolicyRow],
+    make: Callable[[Tokenizer], Symmetry],
+    fen: Callable[[str], str],
+    move: Callable[[str], str],
+) -> None:
+    symmetry = make(tokenizer)
+    if symmetry.needs_no_castling:
+        rows = [row for row in rows if row.fen.split()[2] == "-"]
+    assert len(rows) > 50
+    other = [PolicyRow(fen(row.fen), tuple(map(move, row.moves)), row.cp) for row in rows]
+    ours = packing.apply_symmetry(
+        packing.pack_policy(rows, tokenizer).tokens.astype(np.int64), symmetry
+    )
+    assert np.array_equal(ours, packing.pack_policy(other, tokenizer).tokens)
+
+
+def test_padded_rows_have_fields_too(tokenizer: Tokenizer) -> None:
+    """Character offsets, not token counts, say what a token is: it holds for byte pairs."""
+    spans = packing._policy_fields(" e2e4 d2d4          E: 0.3 0.1          B: e2e4")
+    assert [field for _, field in spans] == [1, 2, 5, 3, 3, 5, 4]
+
+
+def test_packed_rows_survive_the_disk(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    rows = [row for row in load_rows("embedded:train") if isinstance(row, PolicyRow)][:20]
+    packed = packing.pack_policy(rows, tokenizer)
+    packing.save_packed(packed, tmp_path / "rows.npz")
+    back = packing.load_packed(tmp_path / "rows.npz")
+    for name in packing.NAMES:
+        assert np.array_equal(getattr(packed, name), getattr(back, name))
+    (tmp_path / "bad.npz").write_bytes(b"PK not a zip")
+    with pytest.raises(DataError, match="not a file of packed rows"):
+        packing.load_packed(tmp_path / "bad.npz")
+
+
+def test_joining_pads_to_the_widest(tokenizer: Tokenizer) -> None:
+    mate = packing.pack_mates([("7k/8/6K1/8/8/8/8/R7 w - - 0 1", ("a1a8",))], tokenizer)
+    rows = [row for row in load_rows("embedded:train") if isinstance(row, PolicyRow)][:3]
+    joined: Packed = packing.join([mate, packing.pack_policy(rows, tokenizer)])
+    assert len(joined) == 4
+    assert (joined.tokens[0, int(joined.lengths[0]) :] == tokenizer.eos).all()
