@@ -12,6 +12,7 @@ from rookworld.data.puzzles import Mate, Puzzle
 from rookworld.evaluate import (
     HeldOut,
     evaluate,
+    held_out_from,
     majority_baseline,
     paired,
     passk_columns,
@@ -175,6 +176,24 @@ def test_rewards_of_several_samples_are_averaged_row_by_row() -> None:
         "passk/1": 0.5,
         "passk/2": 1.0,
     }
+
+
+@pytest.mark.parametrize("part", ["validation", "test"])
+def test_gold_scores_one_and_a_copy_nothing_on_the_embedded_rows(part: str) -> None:
+    rows = held_out_from(f"embedded:{part}", n_policy=300, n_environment=300, n_mates=100)
+    assert [len(rows.policy), len(rows.environment), len(rows.mates)] == [300, 300, 100]
+    assert {row.kind for row in rows.environment} == set(KINDS)
+    gold = {POLICY.prompt(row, "padded"): POLICY.answer(row, "padded") for row in rows.policy}
+    for row in rows.environment:
+        gold[ENVIRONMENT.prompt(row, "padded")] = ENVIRONMENT.answer(row, "padded")
+    for mate in rows.mates:
+        row_of_mate = PolicyRow(mate.fen, mate.mates[:1], (99_999,))
+        gold[POLICY.prompt(row_of_mate, "padded")] = POLICY.answer(row_of_mate, "padded")
+    found = values(Table(gold.__getitem__, "padded"), rows)
+    errors = {found.pop(name) for name in ("P/eval_mae", "P/win_loss", "A/reward_error")}
+    assert errors == {0.0} and set(found.values()) == {1.0}
+    copied = values(Table(copy_the_fen), HeldOut(environment=rows.environment))
+    assert copied["A/exact"] == 0.0
 
 
 def test_models_are_compared_on_the_same_rows() -> None:

@@ -23,6 +23,7 @@ from rookworld.data.files import file_origin, iterate_parquet
 from rookworld.data.generate import Generated, GenerateSettings, generate, make_chunk
 from rookworld.data.mates import mate_records, mates_in_one, mates_in_two, may_check
 from rookworld.data.playouts import WALKS, walk
+from rookworld.data.sources import write_rows
 from rookworld.data.transitions import Proportions, quotas, transition_records
 from rookworld.errors import ConfigError, DataError, EngineError
 from rookworld.tasks.engine import find_engine
@@ -146,12 +147,30 @@ def test_killed_stockfish_run_is_the_same_as_uninterrupted(tmp_path: Path) -> No
     assert list(iterate_parquet(settings.out)) == made(p_rows(tmp_path, **small))
 
 
+def test_interrupt_ends_the_workers_too(tmp_path: Path) -> None:
+    settings = a_rows(tmp_path, rows=10**6, workers=2)
+    script = tmp_path / "run.py"
+    script.write_text(SCRIPT.format(settings=settings).replace("PosixPath", "Path"))
+    process = subprocess.Popen(
+        [sys.executable, script], start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
+    parts = settings.out.with_name(settings.out.name + ".parts")
+    while not list(parts.glob("chunk-*")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert errors.rstrip().endswith("KeyboardInterrupt") and errors.count("Traceback") == 1
+    wait_for_group(process.pid)
+
+
 def test_shards_make_the_chunks_of_the_whole_between_them(tmp_path: Path) -> None:
     settings = a_rows(tmp_path, rows=701)
     shards = [
         made(replace(settings, out=tmp_path / f"{i}.parquet", shard=f"{i}/3")) for i in (0, 1, 2)
     ]
     assert [len(rows) for rows in shards] == [234, 234, 233]
+    assert len(set(itertools.chain(*map(keys, shards)))) > 600
     for number, rows in enumerate(shards):
         chunk = make_chunk(settings, None, number)
         assert [row for row in rows if row not in chunk] == []
@@ -170,6 +189,10 @@ def test_run_again_after_the_end_changes_nothing(tmp_path: Path) -> None:
     assert settings.out.stat() == before
     with pytest.raises(ConfigError, match="holds rows of other settings"):
         generate(replace(settings, seed=1), quiet)
+    foreign = tmp_path / "foreign.parquet"
+    write_rows(foreign, [transition(chess.STARTING_FEN, "e2e4")])
+    with pytest.raises(ConfigError, match="holds rows of other settings"):
+        generate(replace(settings, out=foreign), quiet)
     origin = file_origin(settings.out)
     assert origin is not None and (origin["task"], origin["seed"]) == ("A", 0)
 
@@ -351,7 +374,7 @@ def test_no_check_is_overlooked() -> None:
     assert checks > 500
     # Discovered by an en passant capture, and given by the rook of a castling king.
     for fen, text in (
-        ("8/8/8/R2pP2k/8/8/8/K7 w - d6 0 1", "e5d6"),
+        ("6k1/8/8/3pP3/8/8/B7/K7 w - d6 0 1", "e5d6"),
         ("5k2/8/8/8/8/8/8/4K2R w K - 0 1", "e1g1"),
     ):
         board, move = chess.Board(fen), chess.Move.from_uci(text)

@@ -78,7 +78,9 @@ def test_every_token_of_an_environment_answer_is_a_target(tokenizer: Tokenizer) 
     packed = packing.pack_environment(rows, tokenizer)
     for place in range(len(rows)):
         start, stop = int(packed.prompts[place]), int(packed.lengths[place])
-        assert (packed.fields[place, start : stop - 1] == packing.STATE).all()
+        assert (packed.fields[place, start : start + 69] == packing.STATE).all()
+        assert (packed.fields[place, start + 69 : stop - 1] == packing.OUTCOME).all()
+        assert stop - 1 - start - 69 == 6
         assert not packed.fields[place, stop:].any()
 
 

@@ -150,8 +150,8 @@ def test_the_book_is_legal_and_more_starts_are_all_different() -> None:
         for move in line.split():
             board.push_uci(move)
         assert not board.is_game_over()
-    many = openings(100, seed=3)
-    assert len(set(many)) == 100
+    many = openings(1_500, seed=3)
+    assert len(set(many)) == 1_500
     assert openings(40, seed=3) == many[:40]
     assert openings(5, seed=4) != many[:5]
 

@@ -56,6 +56,7 @@ def test_lichess_mates_hold_every_mating_move(tmp_path: Path) -> None:
         tmp_path,
         f"00001,{BACK_RANK},g8h8 a1a8,800,80,90,100,mate mateIn1,https://x,",
         f"00002,{LONG_FEN},d1h5 g7g6 h5e5 c6e5,600,80,90,100,short,https://x,",
+        f"00003,{LONG_FEN},d1h5 g8f6,600,80,90,100,oneMove,https://x,",
     )
     assert read_mates(path) == [
         Mate("7k/5ppp/8/8/8/8/8/R3R1K1 w - - 1 2", ("a1a8", "e1e8"), "a1a8")

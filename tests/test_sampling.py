@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 
 from rookworld.errors import ConfigError, ModelError
-from rookworld.model import sampling
+from rookworld.model import decoder, sampling
+from rookworld.model.batch import Batch, Mask, Shape
+from rookworld.model.decoder import Weights
 from rookworld.model.distribution import entropy_of, log_probs_under
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.noise import fold, row_keys, signed, waiting_times
 from rookworld.model.sampling import Sampler, Samples, Sampling, sample
+from rookworld.model.stepper import Eager, Kernels, advance_torch, roomy
 
 VOCABULARY, NEVER = 61, -1
 GREEDY = Sampling(temperature=0.0, max_new_tokens=12)
@@ -32,7 +35,7 @@ SETTINGS = {
 @pytest.fixture(scope="module")
 def model() -> GPT2:
     """Weights large enough that the next token is neither certain nor anybody's guess."""
-    config = GPT2Config(vocab_size=VOCABULARY, n_positions=48, n_embd=32, n_layer=3, n_head=4)
+    config = GPT2Config(vocab_size=VOCABULARY, n_positions=56, n_embd=32, n_layer=3, n_head=4)
     return _sharp(GPT2(config).init_weights(0))
 
 
@@ -49,7 +52,7 @@ def _prompts(lengths: list[int], seed: int = 0) -> list[list[int]]:
     return [torch.randint(VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
 
 
-MIXED = _prompts([7, 19, 1, 12, 12, 30, 2, 19])
+MIXED = _prompts([7, 19, 1, 12, 12, 35, 2, 19])
 
 
 def _rows(samples: Samples, rows: list[int]) -> tuple[list[list[int]], Tensor]:
@@ -197,20 +200,26 @@ def test_every_part_of_the_key_changes_the_samples(model: GPT2, other: dict[str,
     assert one.tokens.tolist() != two.tokens.tolist()
 
 
+@pytest.mark.parametrize(("limits", "k"), [([3, 18, 16, 1, 9, 18, 18, 5], 4), ([18], 16)])
 def test_rows_stop_at_their_own_end_or_maximum(
-    model: GPT2, monkeypatch: pytest.MonkeyPatch
+    model: GPT2, monkeypatch: pytest.MonkeyPatch, limits: list[int], k: int
 ) -> None:
-    """Rows end one by one, so the batch is compacted on the way, by prompt and by sample."""
-    each = [replace(WARM, max_new_tokens=n) for n in (3, 18, 16, 1, 9, 18, 18, 5)]
-    free = sample(model, MIXED, k=4, settings=each, eos=NEVER, seed=8)
+    """Rows end one by one, so the batch is compacted on the way, by prompt or by sample."""
+    each, prompts = [replace(WARM, max_new_tokens=n) for n in limits], MIXED[: len(limits)]
+    free = sample(model, prompts, k=k, settings=each, eos=NEVER, seed=8)
     assert not free.finished.any()
-    assert free.lengths.tolist() == [s.max_new_tokens for s in each for _ in range(4)]
+    assert free.lengths.tolist() == [n for n in limits for _ in range(k)]
     end = int(free.tokens[free.tokens >= 0].mode().values)
-    shapes = []
-    monkeypatch.setattr(Eager, "batch", lambda self, *key: shapes.append(key[0]) or Batch(self.weights, *key))
-    samples = sample(model, MIXED, k=4, settings=each, eos=end, seed=8)
-    assert len({shape.groups for shape in shapes}) > 1
-    assert len({shape.width for shape in shapes}) > 1
+    shapes: list[Shape] = []
+    make = Eager.batch
+
+    def watched(self: Eager, shape: Shape, truncated: bool, random: bool) -> Batch:
+        shapes.append(shape)
+        return make(self, shape, truncated, random)
+
+    monkeypatch.setattr(Eager, "batch", watched)
+    samples = sample(model, prompts, k=k, settings=each, eos=end, seed=8)
+    assert shapes[-1].rows < shapes[0].rows == len(prompts) * k
     assert 0 < int(samples.finished.sum()) < len(samples.finished)
     for row, (tokens, length) in enumerate(zip(free.tokens.tolist(), free.lengths, strict=True)):
         tokens = tokens[: int(length)]
@@ -235,9 +244,9 @@ def test_a_row_that_is_done_does_not_outrun_the_positions(model: GPT2) -> None:
 
 
 def test_what_does_not_fit_is_refused_by_both_numbers(model: GPT2) -> None:
-    sample(model, _prompts([36]), settings=GREEDY, eos=NEVER, seed=0)
-    with pytest.raises(ModelError, match=r"37 tokens and 12 new ones need 49 positions.* has 48"):
-        sample(model, _prompts([4, 37]), settings=GREEDY, eos=NEVER, seed=0)
+    sample(model, _prompts([44]), settings=GREEDY, eos=NEVER, seed=0)
+    with pytest.raises(ModelError, match=r"45 tokens and 12 new ones need 57 positions.* has 56"):
+        sample(model, _prompts([4, 45]), settings=GREEDY, eos=NEVER, seed=0)
     with pytest.raises(ModelError, match="no tokens"):
         sample(model, [[1], []], settings=GREEDY, eos=NEVER, seed=0)
     with pytest.raises(ModelError, match=r"ids 3 to 61, the model 61 tokens"):
@@ -276,6 +285,7 @@ def test_an_update_of_the_model_is_seen(model: GPT2, fused: bool) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=5.0, fused=fused)
     sampler = Sampler(model)
     before = sampler.sample(MIXED, settings=WARM, eos=NEVER, seed=0)
+    assert torch.equal(before.logp, sample(model, MIXED, settings=WARM, eos=NEVER, seed=0).logp)
     model.logits(model(torch.tensor([MIXED[0]]))).logsumexp(-1).mean().backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     after = sample(model, MIXED, settings=WARM, eos=NEVER, seed=0)
@@ -364,3 +374,86 @@ def test_noise_is_exponential_and_rows_are_unrelated() -> None:
     assert float(between_rows.abs().max()) < 6 / math.sqrt(4096)
     neighbours = (centred[:, 1:] * centred[:, :-1]).mean()
     assert abs(float(neighbours)) < 5 / math.sqrt(size)
+
+
+def test_both_halves_of_a_key_count() -> None:
+    keys = torch.tensor([5, 5 + (1 << 32), 5 + (1 << 63) - (1 << 62), 6])
+    assert len(set(waiting_times(keys, 8)[:, 0].tolist())) == 4
+
+
+def test_unpacked_weights_give_the_same(model: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = Sampler(model).sample(MIXED, settings=WARM, eos=NEVER, seed=0)
+    monkeypatch.setattr(decoder, "_packs", lambda weight, dtype: False)
+    plain = Sampler(model).sample(MIXED, settings=WARM, eos=NEVER, seed=0)
+    _same(plain, list(range(8)), packed, list(range(8)))
+
+
+class _Captured(Eager):
+    """The step as CUDA captures it, run by hand: roomy buffers, its slot read from a tensor."""
+
+    shrink_at = 0.5
+
+    def __init__(self, weights: Weights) -> None:
+        super().__init__(weights)
+        self.look_every = 5
+        self.shapes: list[Shape] = []
+
+    def batch(self, shape: Shape, truncated: bool, random: bool) -> Batch:
+        batch = super().batch(roomy(shape), truncated, random)
+        self.shapes.append(batch.shape)
+        cache = batch.cache
+        for part in (cache.prefix_keys, cache.prefix_values, cache.own_keys, cache.own_values):
+            part.zero_()
+        return batch
+
+    def step(self, batch: Batch, slot: int, mask: Mask | None) -> None:
+        advance_torch(batch)
+
+
+def test_the_step_that_is_captured_is_the_eager_one(model: GPT2) -> None:
+    each = [replace(WARM, max_new_tokens=n) for n in (3, 18, 16, 4, 2)]
+    eager, captured = Sampler(model), Sampler(model)
+    captured.stepper = stepper = _Captured(captured.weights)
+    ask = {"k": 3, "settings": each, "eos": 9, "seed": 4}
+    expected = eager.sample(MIXED[:5], **ask)  # type: ignore[arg-type]
+    for _ in range(2):  # the second time in buffers that hold the first
+        samples = captured.sample(MIXED[:5], **ask)  # type: ignore[arg-type]
+        _same(samples, list(range(15)), expected, list(range(15)))
+        assert torch.equal(samples.finished, expected.finished)
+    assert stepper.shapes[0] == (6, 3, 64, 32)
+    assert len(set(stepper.shapes)) > 1
+
+
+def test_few_shapes_serve_many_sizes() -> None:
+    groups = [roomy(Shape(n, 1, 1, 1)).groups for n in range(1, 26)]
+    assert sorted(set(groups)) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
+    assert all(wide >= n for n, wide in enumerate(groups, 1))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("kernels", ["triton", "torch"])
+@pytest.mark.parametrize("name", ["plain", "all", "greedy"])
+def test_cuda_graphs_draw_what_the_cpu_draws(model: GPT2, kernels: Kernels, name: str) -> None:
+    settings = GREEDY if name == "greedy" else SETTINGS[name]
+    expected = sample(model, MIXED, k=3, settings=settings, eos=9, seed=4)
+    device = copy.deepcopy(model).cuda()
+    sampler = Sampler(device, kernels=kernels, graph=True)
+    for _ in range(2):
+        samples = sampler.sample(MIXED, k=3, settings=settings, eos=9, seed=4)
+        assert samples.tokens.tolist() == expected.tokens.tolist()
+        torch.testing.assert_close(samples.logp.cpu(), expected.logp, atol=1e-4, rtol=0)
+        torch.testing.assert_close(samples.entropy.cpu(), expected.entropy, atol=1e-3, rtol=0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cuda_graphs_see_an_update(model: GPT2, dtype: torch.dtype) -> None:
+    device = copy.deepcopy(model).cuda()
+    before = sample(device, MIXED, settings=WARM, eos=NEVER, seed=0, dtype=dtype)
+    with torch.no_grad():
+        for parameter in device.parameters():
+            parameter.mul_(0.9)
+    after = sample(device, MIXED, settings=WARM, eos=NEVER, seed=0, dtype=dtype)
+    fresh = Sampler(device, dtype=dtype).sample(MIXED, settings=WARM, eos=NEVER, seed=0)
+    assert not torch.equal(before.logp, after.logp)
+    torch.testing.assert_close(after.logp, fresh.logp)

@@ -16,9 +16,12 @@ from rich.text import Text
 
 from rookworld.analyze import WINDOW, Analysis, Trend
 from rookworld.records import number
+from rookworld.sweep_summary import SweepSummary, label_text
 
 LOWER_IS_BETTER = frozenset({"P/eval_mae", "P/win_loss", "A/reward_error"})
 """Held-out metrics that improve by falling."""
+MANY_RUNS = 6
+"""Beyond this many runs only the first warning of each is shown."""
 _ARROWS = {"rising": "↑", "falling": "↓", "level": "→"}
 
 
@@ -31,8 +34,13 @@ def render(analyses: Sequence[Analysis]) -> RenderableType:
         parts.append(_comparison(analyses))
     for one in analyses:
         for style, lines in (("yellow", one.warnings), ("dim", one.notes)):
-            parts += [Text(f"{one.name}: {line}", style=style) for line in lines]
+            shown = lines if len(analyses) <= MANY_RUNS or len(lines) < 2 else _shortened(lines)
+            parts += [Text(f"{one.name}: {line}", style=style) for line in shown]
     return Group(*parts)
+
+
+def _shortened(lines: Sequence[str]) -> tuple[str, ...]:
+    return (f"{lines[0]} (and {len(lines) - 1} more)",)
 
 
 def _details(one: Analysis) -> list[RenderableType]:
@@ -173,3 +181,51 @@ def _value(record: Mapping[str, Any], metric: str | None) -> str:
 def _final(one: Analysis, metric: str, form: str) -> str:
     value = one.final.get(metric)
     return "" if value is None else format(value, form)
+
+
+def render_sweep(summary: SweepSummary) -> RenderableType:
+    """Survival by factor, causes of the rest, and the best trials."""
+    counts = ", ".join(f"{count} {state}" for state, count in summary.states.items())
+    survival = "" if summary.survival is None else f"; {summary.survival:.1%} survived"
+    parts: list[RenderableType] = [
+        Text(f"{summary.name}: {summary.planned} trials planned, {counts or 'none yet'}{survival}")
+    ]
+    parts += [
+        Text(f"failed, {cause}: {count}", style="yellow") for cause, count in summary.causes.items()
+    ]
+    if summary.factors:
+        parts.append(_factor_table(summary))
+    if summary.best:
+        parts.append(_best_table(summary))
+    return Group(*parts)
+
+
+def _factor_table(summary: SweepSummary) -> Table:
+    table = _table("By setting, the most telling first")
+    table.add_column("setting", no_wrap=True)
+    table.add_column("value", no_wrap=True)
+    for name in ("trials", "survived", f"mean {summary.metric}", "explains"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for factor in summary.factors:
+        told = "" if factor.importance is None else f"{factor.importance:.1%}"
+        for place, level in enumerate(factor.levels):
+            table.add_row(
+                "" if place else factor.name,
+                level.label,
+                str(level.trials),
+                f"{level.survived / level.trials:.1%}",
+                "" if level.mean is None else f"{level.mean:.4f}",
+                "" if place else told,
+            )
+    return table
+
+
+def _best_table(summary: SweepSummary) -> Table:
+    table = _table("Best trials")
+    table.add_column("trial", justify="right")
+    table.add_column(summary.metric, justify="right")
+    table.add_column("settings")
+    for one in summary.best:
+        params = ", ".join(f"{name} {label_text(value)}" for name, value in one["params"].items())
+        table.add_row(str(one["number"]), f"{number(one['value']):.4f}", params)
+    return table

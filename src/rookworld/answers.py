@@ -125,7 +125,8 @@ class ModelAnswerer:
         for start in range(0, len(order), self.batch_size):
             answers.update(self._complete(sampler, order[start : start + self.batch_size]))
             if self.progress:
-                self.progress("answers", len(answers), len(order))
+                task = "predictions" if order[len(answers) - 1][0][0][:1] == "A" else "analyses"
+                self.progress(task, len(answers), len(order))
         return [answer for one in asked for answer in answers[one]]
 
     def _current_sampler(self) -> Sampler:
@@ -163,7 +164,7 @@ class ModelAnswerer:
             settings=settings,
             eos=self.tokenizer.eos,
             seed=self.seed,
-            keys=[i for i, _ in enumerate(asked)] or [prompt_key(f"{salt} {prompt}" if salt else prompt) for prompt, salt in asked],
+            keys=[prompt_key(f"{salt} {prompt}" if salt else prompt) for prompt, salt in asked],
         )
         tokens, lengths = drawn.tokens.tolist(), drawn.lengths.tolist()
         texts = self.tokenizer.decode_batch(

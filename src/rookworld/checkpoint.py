@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rookworld.errors import RookworldError
+from rookworld.errors import ModelError, RookworldError
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import atomic_folder, write_model
@@ -58,9 +58,10 @@ def save_checkpoint(
             (unfinished / STATE).write_text(json.dumps(dict(state)), encoding="utf-8")
             sums = {path.name: _sha256(path) for path in sorted(unfinished.iterdir())}
             (unfinished / MANIFEST).write_text(json.dumps(sums, indent=1), encoding="utf-8")
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, ModelError) as error:
         raise RookworldError(
-            f"{folder}: the checkpoint cannot be written ({error}); earlier ones are kept"
+            f"{folder}: the checkpoint cannot be written ({error}); earlier ones are kept, make "
+            "room and go on with --resume"
         ) from None
 
 
@@ -115,9 +116,19 @@ def last_sound(folder: Path) -> Path:
 
 
 def drop_after(folder: Path, step: int) -> None:
-    """Remove the checkpoints of steps after `step`: what follows is another course."""
+    """Remove the checkpoints of steps after `step`: what follows is another course.
+
+    The best one stays under another name, which `newest_checkpoint` does not go by.
+    """
+    best = folder / "checkpoints" / "best"
     for path in saved_checkpoints(folder):
-        if int(path.name.removeprefix("step-")) > step:
+        number = path.name.removeprefix("step-")
+        if int(number) <= step:
+            continue
+        if path.resolve() == best.resolve() and fault_of(path) is None:
+            kept = path.rename(path.with_name(f"best-{number}"))
+            mark_best(kept)
+        else:
             shutil.rmtree(path)
 
 
@@ -133,7 +144,7 @@ def prune(folder: Path, keep: int) -> None:
     """Remove all but the newest `keep` checkpoints, the best and the last sound one."""
     checkpoints = folder / "checkpoints"
     needed = {(checkpoints / "best").resolve(), last_sound(folder).resolve()}
-    for old in saved_checkpoints(folder)[:-keep]:
+    for old in (*saved_checkpoints(folder)[:-keep], *checkpoints.glob("best-*")):
         if old.resolve() not in needed:
             shutil.rmtree(old)
     for leftover in checkpoints.glob(".step-*"):  # of a process that was killed while writing
@@ -157,7 +168,8 @@ def restore_optimizer(
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in _below(tensors, prefix):
         index, moment = name.split(".", 1)
-        state.setdefault(int(index), {})[moment] = value
+        # a copy: tensors read from a file stay mapped to it
+        state.setdefault(int(index), {})[moment] = value.clone()
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from rookworld import __version__
 from rookworld.errors import ConfigError, RookworldError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -22,7 +23,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "pretrain": ("pretraining:pretrain", "supervised training from rows"),
     "eval": ("judging:evaluate", "chess metrics with confidence intervals"),
     "score": ("judging:score", "score answers from a JSONL file"),
+    "analyze": ("studies:analyze", "what runs amount to, as a table in the terminal"),
+    "report": ("studies:report", "runs as one HTML page: curves, boards, comparisons"),
+    "sweep": ("studies:sweep", "many trainings over a space of settings"),
     "data": ("rows:data", "generate, import, show or pack rows"),
+    "uci": ("playing:uci", "the model as a UCI engine for any chess program"),
+    "export": ("playing:export", "a Hugging Face folder with a model card"),
 }
 """Command -> (function in rookworld.commands that takes the arguments, one line of help)."""
 
@@ -52,9 +58,7 @@ def _dispatch(args: list[str]) -> int:
         print(overview())
         return 0
     if args[0] in ("-V", "--version"):
-        from importlib.metadata import version
-
-        print(f"rookworld {version('rookworld')}")
+        print(f"rookworld {__version__}")
         return 0
     name, rest = args[0], args[1:]
     if name not in COMMANDS:

@@ -32,16 +32,16 @@ def parse(
 ) -> Settings:
     """`args` as a `kind`, starting from `default`; `--help` prints and exits as usual."""
     stderr = io.StringIO()
-    start = {} if default is None else {"default": default}
     try:
         with contextlib.redirect_stderr(stderr):
+            parsed: Settings
             parsed, unknown = tyro.cli(
                 kind,
                 args=list(args),
                 prog=command,
                 return_unknown_args=True,
                 config=(tyro.conf.OmitArgPrefixes,),
-                **start,
+                default=tyro.MISSING_NONPROP if default is None else default,
             )
     except SystemExit as stop:
         if not stop.code:

@@ -8,14 +8,15 @@ Started by torchrun (its environment variables); without it, rank 0 of 1.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rookworld.errors import ConfigError
+from rookworld.errors import ConfigError, RookworldError
 
 TIMEOUT = timedelta(minutes=10)
 
@@ -29,8 +30,24 @@ def start(device: str) -> torch.device:
         chosen = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(chosen)
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=TIMEOUT)
+        # gradients go by the device's own way, counts and flags live on the CPU
+        ways = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+        with _answering():
+            dist.init_process_group(ways, timeout=TIMEOUT)
     return chosen
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    """A neighbour that has died or hangs ends this process with one line."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise RookworldError(
+            f"rank {os.environ.get('RANK', '?')}: another process of this training does not "
+            f"answer ({reason}); start again with --resume"
+        ) from error
 
 
 def pick_device(device: str) -> str:
@@ -60,13 +77,15 @@ def world_size() -> int:
 def sum_over_ranks(values: Tensor) -> Tensor:
     """`values` summed over all ranks, in place."""
     if dist.is_initialized():
-        dist.all_reduce(values)
+        with _answering():
+            dist.all_reduce(values)
     return values
 
 
 def max_over_ranks(values: Tensor) -> Tensor:
     if dist.is_initialized():
-        dist.all_reduce(values, op=dist.ReduceOp.MAX)
+        with _answering():
+            dist.all_reduce(values, op=dist.ReduceOp.MAX)
     return values
 
 
@@ -76,7 +95,8 @@ def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
         return
     gradients = [p.grad for p in parameters if p.grad is not None]
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-    dist.all_reduce(flat)
+    with _answering():
+        dist.all_reduce(flat)
     offset = 0
     for gradient in gradients:
         gradient.copy_(flat[offset : offset + gradient.numel()].view_as(gradient))
@@ -85,7 +105,8 @@ def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 def barrier() -> None:
     if dist.is_initialized():
-        dist.barrier()
+        with _answering():
+            dist.barrier()
 
 
 def share(count: int) -> slice:
@@ -99,7 +120,8 @@ def gather_floats(values: list[float]) -> list[float]:
     if not dist.is_initialized():
         return values
     parts: list[list[float]] = [[] for _ in range(world_size())]
-    dist.all_gather_object(parts, values)
+    with _answering():
+        dist.all_gather_object(parts, values)
     return [value for part in parts for value in part]
 
 
@@ -108,7 +130,8 @@ def mean_by_name(sums: dict[str, list[float]]) -> dict[str, float]:
     merged = dict(sums)
     if dist.is_initialized():
         parts: list[dict[str, list[float]]] = [{} for _ in range(world_size())]
-        dist.all_gather_object(parts, sums)
+        with _answering():
+            dist.all_gather_object(parts, sums)
         merged = {}
         for part in parts:
             for name, (total, count) in part.items():
@@ -122,7 +145,8 @@ def from_first(values: list[float]) -> list[float]:
     if not dist.is_initialized():
         return values
     shared: list[object] = [values]
-    dist.broadcast_object_list(shared)
+    with _answering():
+        dist.broadcast_object_list(shared)
     received = shared[0]
     assert isinstance(received, list)
     return received

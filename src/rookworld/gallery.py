@@ -8,6 +8,7 @@ describes with its wrong squares marked.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -49,8 +50,15 @@ def gallery(rollouts: Sequence[Record], most: int = MOST_CARDS) -> list[Record]:
         by_step.setdefault(int(record["step"]), []).append(record)
     steps = _spread(sorted(by_step), max(2, most // 3))
     each = max(1, most // max(1, len(steps)))
-    cards = (card(record) for step in steps for record in _mixed(by_step[step], each))
+    chosen = (record for step in steps for record in _mixed(by_step[step], each))
+    cards = (_drawn(json.dumps(record)) for record in chosen)
     return [one for one in cards if one is not None]
+
+
+@lru_cache(maxsize=512)
+def _drawn(text: str) -> Record | None:
+    """A card by its record: a page that follows a run draws each position once."""
+    return card(json.loads(text))
 
 
 def parts_over_training(rollouts: Sequence[Record]) -> Record:

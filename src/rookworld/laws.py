@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 
 from rookworld.answers import ModelAnswerer
-from rookworld.errors import Diverged, RookworldError
+from rookworld.errors import RookworldError
 from rookworld.evaluate import Evaluation, HeldOut, evaluate
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.tokenizer import Tokenizer
@@ -23,7 +23,8 @@ from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.reward import FORMAT_ONLY, RewardRules
 from rookworld.tasks.task import EnvironmentRow, PolicyRow, Style
-from rookworld.train import Evaluate, Hooks, reward_rules, train
+from rookworld.train import Evaluate, Hooks, train
+from rookworld.trainer_state import reward_rules
 
 Rows = Sequence[PolicyRow | EnvironmentRow]
 WINDOW = 20
@@ -128,12 +129,12 @@ def learns_one_batch(settings: TrainSettings, rows: Rows, steps: int = 30) -> La
     # a rate and a K that show a rise within a minute, whatever the run's own are
     short = replace(settings, lr=1e-4, k_samples=8, kl_coef=0.0, lr_schedule="constant")
     short = replace(short, lr_warmup_steps=0, mix_env_ratio=0.0, steps=steps, flat_tries=0)
-    short = replace(short, batch_size=4, eval_every=0, save_every=steps)
+    short = replace(short, batch_size=4, eval_every=0, save_every=steps, reward_warmup_steps=0)
     short = replace(short, out=settings.out / "overfit")
     fixed = [row for row in rows if isinstance(row, PolicyRow)][:4]
     try:
         train(short, fixed, _no_evaluation)
-    except Diverged as error:
+    except RookworldError as error:
         return Law("one batch can be learnt", False, str(error))
     rewards = [float(line["reward/mean"]) for line in read_lines(short.out / "metrics.jsonl")]
     early, late = fmean(rewards[: steps // 3]), fmean(rewards[-steps // 3 :])

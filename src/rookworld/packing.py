@@ -26,7 +26,7 @@ from rookworld.tasks.policy import POLICY
 from rookworld.tasks.reward import win_percent
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
 
-PROMPT, FIRST_MOVE, OTHER_MOVE, EVALUATION, BEST_MOVE, MARKER, STATE = range(7)
+PROMPT, FIRST_MOVE, OTHER_MOVE, EVALUATION, BEST_MOVE, MARKER, STATE, OUTCOME = range(8)
 """What a token is, as a training target. PROMPT is never one."""
 
 CHOICES = 5
@@ -95,12 +95,12 @@ def pack_mates(rows: Sequence[tuple[str, tuple[str, ...]]], tokenizer: Tokenizer
 
 
 def pack_environment(rows: Sequence[EnvironmentRow], tokenizer: Tokenizer) -> Packed:
-    """State-transition rows: every token of the answer is a target."""
+    """State-transition rows: the new position, then its outcome (reward and the two flags)."""
 
     def pack(chunk: Sequence[EnvironmentRow]) -> Packed:
         prompts = [ENVIRONMENT.prompt(row, tokenizer.style) for row in chunk]
         answers = [ENVIRONMENT.answer(row, tokenizer.style) for row in chunk]
-        spans = [[(len(answer), STATE)] for answer in answers]
+        spans = [[(a.index("+"), STATE), (len(a), OUTCOME)] for a in answers]
         packed = _assemble(tokenizer, prompts, answers, spans)
         none = np.zeros((len(chunk), CHOICES))
         empty = (none.astype(np.uint16), none.astype(np.uint8))
@@ -227,7 +227,7 @@ def load_packed(path: Path) -> Packed:
     try:
         with np.load(path, allow_pickle=False) as archive:
             return Packed(**{name: archive[name] for name in NAMES})
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: not a file of packed rows ({error})") from None
 
 

@@ -273,9 +273,7 @@ def pgn(game: Game, event: str) -> str:
     record.headers["Result"] = game.result
     record.headers["Termination"] = game.end.replace("_", " ")
     if game.refused is not None:
-        # a brace or a line break of the model's would end the comment
-        text = "".join(letter for letter in game.refused if letter.isalnum())[:12]
-        record.end().comment = f"illegal: {text or 'no readable move'}"
+        record.end().comment = f"illegal: {game.refused[:12] or 'no readable move'}"
     return str(record)
 
 

@@ -126,11 +126,11 @@ def pretrain(
                 run.note(log_line(state.step, metrics))
             on_step(state.step, metrics)
             window, began = [], time.perf_counter()
-        if due(state.step, settings.eval_every, settings.steps) and evaluate is not None:
-            record(run, state, evaluate)
-            began = time.perf_counter()
         if due(state.step, settings.save_every, settings.steps):
             save(run, state, settings)
+            began = time.perf_counter()
+        if due(state.step, settings.eval_every, settings.steps) and evaluate is not None:
+            record(run, state, evaluate)
             began = time.perf_counter()
     return finish(run, state)
 
@@ -217,12 +217,11 @@ def place(
 ) -> list[Source]:
     """Sources on the device, each with its rows a step (at least one, summing to the batch)."""
     total = sum(share for _, share in sources)
-    wanted = [max(1, round(settings.batch_size * share / total)) for _, share in sources]
-    wanted[int(np.argmax(wanted))] += settings.batch_size - sum(wanted)
+    rows = settings.rows_on(device.type)
+    wanted = [max(1, round(rows * share / total)) for _, share in sources]
+    wanted[int(np.argmax(wanted))] += rows - sum(wanted)
     if min(wanted) < 1:
-        raise ConfigError(
-            f"--batch-size {settings.batch_size} is too small for {len(sources)} sources"
-        )
+        raise ConfigError(f"--batch-size {rows} is too small for {len(sources)} sources")
     placed = []
     for (packed, _), count in zip(sources, wanted, strict=True):
         longest = int(packed.lengths.max())
@@ -230,7 +229,7 @@ def place(
             raise ConfigError(
                 f"a row of {longest} tokens does not fit --n-positions {settings.n_positions}"
             )
-        symmetric = not bool((packed.fields == packing.STATE).any())
+        symmetric = not bool((packed.fields[:100] == packing.STATE).any())
         placed.append(Source(packed, on_device(packed, device), count, symmetric))
     return placed
 
@@ -310,9 +309,11 @@ def scale_gradients(parameters: list[nn.Parameter], total: Tensor, clip_norm: fl
     norm = torch.nn.utils.get_total_norm(gradients) / total
     factor = (clip_norm / norm.clamp(min=1e-12)).clamp(max=1.0) / total
     good = torch.isfinite(norm)
+    torch._foreach_mul_(gradients, factor)
+    # 0 × NaN is NaN: what is not finite is replaced, and then everything is multiplied by 0
     for gradient in gradients:
-        gradient.mul_(factor)
-        gradient.copy_(torch.where(good, gradient, 0.0))
+        torch.nan_to_num_(gradient, nan=0.0, posinf=0.0, neginf=0.0)
+    torch._foreach_mul_(gradients, good.to(factor.dtype))
     return norm
 
 
@@ -326,8 +327,15 @@ def field_weights(settings: PretrainSettings, device: torch.device) -> Tensor:
         settings.marker_weight,
         settings.marker_weight,
         settings.state_weight,
+        settings.outcome_weight,
     ]
-    return torch.tensor(weights, device=device)
+    return sent(np.array(weights, dtype=np.float32), device)
+
+
+def sent(array: NDArray[Any], device: torch.device) -> Tensor:
+    """An array on the device; from pinned memory, or the copy would wait for the GPU to be idle."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def step_batches(
@@ -347,9 +355,9 @@ def step_batches(
         np.concatenate(rows),
         np.concatenate([s.packed.lengths[r] for s, r in zip(sources, rows, strict=True)]),
         np.concatenate([s.packed.prompts[r] for s, r in zip(sources, rows, strict=True)]),
-        np.random.default_rng((settings.seed, state.step, 1)).random((2, settings.batch_size)),
+        np.random.default_rng((settings.seed, state.step, 1)).random((2, sum(map(len, rows)))),
     )
-    mine = np.arange(settings.batch_size)[distributed.rank() :: distributed.world_size()]
+    mine = np.arange(len(picks.rows))[distributed.rank() :: distributed.world_size()]
     for chosen in cut(picks.lengths, mine, settings.micro_tokens):
         yield gather(chosen, picks, sources, symmetries, state.tokenizer)
 
@@ -402,11 +410,11 @@ def gather(
         places = chosen[picks.sources[chosen] == number]
         source = sources[number]
         device = source.tensors["tokens"].device
-        rows = torch.from_numpy(picks.rows[places]).to(device)
+        rows = sent(picks.rows[places], device)
         batch = {name: tensor[rows] for name, tensor in source.tensors.items()}
         if source.symmetric:
             for (symmetry, table), random in zip(symmetries, picks.chance, strict=False):
-                wanted = torch.from_numpy(random[places] < 0.5).to(device)
+                wanted = sent(random[places] < 0.5, device)
                 transform(batch, symmetry, table, wanted, tokenizer)
         batch["tokens"] = fit(batch["tokens"].long(), width, tokenizer.eos)
         batch["fields"] = fit(batch["fields"].long(), width, packing.PROMPT)

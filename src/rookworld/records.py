@@ -134,8 +134,7 @@ def _read_stream(path: Path, notes: list[str]) -> list[Record]:
         lines = sum(1 for line in file if line.strip())
     if lines > len(records):
         broken = lines - len(records)
-        what = "line is cut off or broken" if broken == 1 else "lines are cut off or broken"
-        notes.append(f"{path.name}: {broken} of {lines} {what} and left out")
+        notes.append(f"{path.name}: {broken} of {lines} lines cut off or broken, left out")
     return sorted(records, key=lambda record: float(record["step"]))
 
 

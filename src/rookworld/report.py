@@ -8,6 +8,7 @@ only requests that name it so, and writes nothing. No torch.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,8 +24,10 @@ from rookworld.errors import RookworldError
 from rookworld.gallery import PIECES
 from rookworld.records import find_runs, is_sweep
 from rookworld.report_data import page_data
-from rookworld.runs import finite, write_text
+from rookworld.runs import STREAMS, finite, write_text
 
+_SCRIPTS = ("tools.js", "summary.js", "curves.js", "runs.js", "sweep.js", "page.js")
+"""Parts of one script, in its order."""
 _SECURITY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "img-src data:; connect-src 'self'"
@@ -80,12 +83,10 @@ def page(data: dict[str, Any]) -> str:
         "pieces": PIECES,
         "data": script_json(data),
         "uplot_js": _asset("uplot.min.js"),
-        "page_js": _asset("page.js"),
+        "page_js": "\n".join(map(_asset, _SCRIPTS)),
     }
-    text = _asset("page.html")
-    for name, part in parts.items():
-        text = text.replace("{{" + name + "}}", part)
-    return text
+    # in one pass: what is put in is never searched for places itself
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _asset("page.html"))
 
 
 def script_json(data: Any) -> str:
@@ -121,7 +122,7 @@ def fingerprint(folders: Sequence[Path]) -> str:
     """Changes whenever one of the files behind the page does."""
     stamps = []
     for folder in folders:
-        for name in ("metrics.jsonl", "events.jsonl", "eval.jsonl", "sweep.json", "DONE"):
+        for name in (*STREAMS, "sweep.json", "DONE"):
             path = folder / name
             if path.exists():
                 found = path.stat()
@@ -139,6 +140,15 @@ class _Handler(BaseHTTPRequestHandler):
         super().__init__(*args)
 
     def do_GET(self) -> None:
+        try:
+            self._get()
+        except RookworldError as error:
+            self._answer(503, "text/plain", f"{error}\n")
+        except ConnectionError:
+            self.close_connection = True  # the reader has gone; nobody is left to tell
+
+    def _get(self) -> None:
+        # a page elsewhere must not read runs by giving its own name to this address
         host = (self.headers.get("Host") or "").rsplit(":", 1)[0]
         if host not in ("127.0.0.1", "localhost"):
             self._answer(403, "text/plain", "this server speaks to its own machine only\n")

@@ -38,6 +38,8 @@ class Panel:
     metrics: tuple[str, ...]
     help: str = ""
     log: bool = False
+    smooth: bool = True
+    """Whether a moving average helps; not for what is set rather than measured."""
     limits: tuple[tuple[str, str, float], ...] = ()
     """Level lines: label, the setting that holds them, and the share of it to draw."""
 
@@ -70,14 +72,21 @@ PANELS = (
             ("guard warns", "kl_divergence_threshold", 0.8),
         ),
     ),
-    Panel(title="KL weight", metrics=("kl/coef",), help="Weight of the KL term in the loss."),
+    Panel(
+        title="KL weight", metrics=("kl/coef",), smooth=False, help="Weight of the KL in the loss."
+    ),
     Panel(
         title="Entropy",
         metrics=("policy/entropy",),
         help="Nats per token. Falls as the policy commits; near 0 all answers are alike.",
         limits=(("floor", "entropy_floor", 1.0),),
     ),
-    Panel(title="Learning rate", metrics=("lr",), help="Schedule times the guard's cuts."),
+    Panel(
+        title="Learning rate",
+        metrics=("lr",),
+        smooth=False,
+        help="Schedule times the guard's cuts.",
+    ),
     Panel(
         title="Gradient norm",
         metrics=("grad/norm",),
@@ -97,8 +106,14 @@ PANELS = (
     ),
     Panel(
         title="Spread and cut-offs",
-        metrics=("reward/flat_groups", "tokens/truncated", "policy/clipped", "kl/left_out"),
-        help="Shares: groups without spread, answers cut off, tokens clipped, answers left out.",
+        metrics=(
+            "reward/flat_groups",
+            "reward/invalid_groups",
+            "tokens/truncated",
+            "policy/clipped",
+            "kl/left_out",
+        ),
+        help="Shares of groups, answers or tokens that teach nothing or less.",
     ),
     Panel(
         title="Reward spread",
@@ -120,10 +135,11 @@ PANELS = (
         metrics=("time/step_s", "time/sample_s", "time/score_s", "time/update_s"),
         help="Wall-clock time by phase.",
     ),
-    Panel(title="Memory", metrics=("mem/peak_mb",), help="Peak, in MB."),
+    Panel(title="Memory", metrics=("mem/peak_mb",), smooth=False, help="Peak, in MB."),
     Panel(
         title="Guard",
         metrics=("guard/skipped", "guard/recoveries"),
+        smooth=False,
         help="Updates skipped and states restored so far.",
     ),
 )
@@ -226,7 +242,7 @@ def facts(found: Analysis) -> dict[str, str]:
     for name, label in (("reward/mean", "Reward"), ("kl/exact", "KL")):
         trend = found.trends.get(name)
         if trend is not None:
-            interval = f"{trend.low:+.2g} … {trend.high:+.2g}"
+            interval = f"{trend.low:+.2g} to {trend.high:+.2g}"
             told[f"{label} per 100 steps"] = f"{trend.slope:+.2g} ({interval})".replace("-", "−")
     return told
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rookworld import distributed
 from rookworld.errors import DataError
-from rookworld.grpo.advantages import flat_groups
+from rookworld.grpo.advantages import flat_groups, reward_tensor, valid_groups
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.sampling import Sampling, sample
 from rookworld.model.tokenizer import Tokenizer
@@ -152,7 +152,7 @@ class Collector:
     rules: RewardRules
     judge: Judge | None = None
     clock: Callable[[str], Any] = field(default=lambda name: None)
-    """Called with "score" when sampling ends and scoring begins, and "sample" when it ends."""
+    """Called with "sample" when sampling ends, and with "score" when scoring does."""
 
     def groups(self, prompts: Sequence[Prompt], step: int, progress: float) -> list[Group]:
         """Sampled and judged answers to each prompt."""
@@ -171,7 +171,7 @@ class Collector:
         lengths = samples.lengths.tolist()
         ids = samples.tokens.tolist()
         finished = samples.finished.tolist()
-        self.clock("score")
+        self.clock("sample")
         texts = self.tokenizer.decode_batch(
             [row[:length] for row, length in zip(ids, lengths, strict=True)]
         )
@@ -198,17 +198,19 @@ class Collector:
                     verdicts,
                 )
             )
-        self.clock("sample")
+        self.clock("score")
         return groups
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What a step trains on: this rank's groups, and how many were flat over all ranks."""
+    """What a step trains on: this rank's groups, and what became of all ranks' groups."""
 
     groups: list[Group]
     flat: int
     """Groups without spread that were met, replaced ones included."""
+    invalid: int
+    """Groups with a reward that is not a finite number: never trained on."""
     seen: int
     """Groups sampled in all."""
 
@@ -226,28 +228,32 @@ def collect(
     """`count` groups over all ranks; groups without spread are replaced, a bounded number of times.
 
     Every rank draws the same prompts and answers its share, and all agree on which were flat, so
-    the groups are those that one process would have collected.
+    the groups are those that one process would have collected. The last replacements are kept even
+    if flat; a group with a reward that is no number is kept never.
     """
     kept: list[Group] = []
-    missing, flat, seen = count, 0, 0
+    missing, flat, invalid, seen = count, 0, 0, 0
     for attempt in range(flat_tries + 1):
         drawn = prompts.take(missing)
         share = distributed.share(len(drawn))
         groups = collector.groups(drawn[share], step, progress)
-        flags = torch.zeros(len(drawn))
+        flags = torch.zeros(len(drawn), 2)
         if groups:
-            rewards = torch.tensor([group.rewards for group in groups], dtype=torch.float64)
-            flags[share] = flat_groups(rewards, tolerance).float()
+            rewards = reward_tensor([group.rewards for group in groups])
+            found = torch.stack([flat_groups(rewards, tolerance), ~valid_groups(rewards)], 1)
+            flags[share] = found.float()
         distributed.sum_over_ranks(flags)
         last = attempt == flat_tries
-        mine = flags[share].tolist()
-        kept += [g for g, is_flat in zip(groups, mine, strict=True) if last or not is_flat]
-        flat += int(flags.sum())
+        for group, (is_flat, is_invalid) in zip(groups, flags[share].tolist(), strict=True):
+            if not is_invalid and (last or not is_flat):
+                kept.append(group)
+        flat += int(flags[:, 0].sum())
+        invalid += int(flags[:, 1].sum())
         seen += len(drawn)
-        missing = int(flags.sum())
+        missing = int(flags.amax(1).sum())
         if missing == 0:
             break
-    return Collected(kept, flat, seen)
+    return Collected(kept, flat, invalid, seen)
 
 
 @dataclass(frozen=True)
@@ -298,9 +304,11 @@ def pack(groups: Sequence[Group], eos: int) -> Pack:
         answers[number, :, : group.tokens.shape[1]] = group.tokens
     lengths = torch.stack([group.lengths for group in groups])
     ids = torch.cat([prompts.to(device), answers[:, :, :tail].reshape(len(groups), k * tail)], 1)
-    place = torch.arange(k * tail, device=device) % max(tail, 1)
+    place = torch.arange(tail, device=device)
+    # padding stays at 0: behind a long prompt it could stand beyond the model's last position
+    after = torch.where(place < lengths[:, :, None], heads[:, None, None] + place, 0)
     positions = torch.cat(
-        [torch.arange(head, device=device).expand(len(groups), head), heads[:, None] + place], 1
+        [torch.arange(head, device=device).expand(len(groups), head), after.flatten(1)], 1
     )
     line, answer, step = (torch.arange(width, device=device) < lengths[:, :, None]).nonzero(
         as_tuple=True

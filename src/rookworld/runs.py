@@ -19,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from rookworld import __version__
 from rookworld.errors import RookworldError
 
 STREAMS = ("metrics.jsonl", "events.jsonl", "rollouts.jsonl", "eval.jsonl")
@@ -144,7 +145,7 @@ def _log_step(line: str) -> int:
 def origin(seed: int, engine: str | None = None) -> dict[str, Any]:
     """Where a run came from: enough to repeat it."""
     return {
-        "version": version("rookworld"),
+        "version": __version__,
         "commit": _commit(),
         "argv": sys.argv,
         "seed": seed,

@@ -37,8 +37,8 @@ class PretrainSettings:
     """Longest row, in tokens."""
     steps: int = 12_000
     """Updates."""
-    batch_size: int = 1_728
-    """Rows a step, over all processes."""
+    batch_size: int | None = None
+    """Rows a step, over all processes; by default 1,728 on CUDA and 32 on the CPU."""
     micro_tokens: int = 262_144
     """Tokens a forward pass may hold; a step is cut into as many passes as that takes."""
     optimizer: Literal["muon", "adamw"] = "muon"
@@ -72,10 +72,12 @@ class PretrainSettings:
     marker_weight: float = 0.1
     """Weight of field names, the repeated best move and the end token."""
     state_weight: float = 0.1
-    """Weight of each token of an environment answer."""
+    """Weight of each token of an environment answer's new position."""
+    outcome_weight: float = 1.0
+    """Weight of each token of its reward and flags: few, and as hard as chess."""
     eval_every: int = 1_000
     """Steps between evaluations on held-out rows; 0 for none but the last."""
-    eval_rows: int = 400
+    eval_rows: int = 200
     """Held-out rows of each task for those evaluations."""
     save_every: int = 1_000
     """Steps between checkpoints."""
@@ -96,7 +98,10 @@ class PretrainSettings:
 
     def __post_init__(self) -> None:
         require(self.steps > 0, f"--steps {self.steps}: must be positive")
-        require(self.batch_size > 0, f"--batch-size {self.batch_size}: must be positive")
+        require(
+            self.batch_size is None or self.batch_size > 0,
+            f"--batch-size {self.batch_size}: must be positive",
+        )
         require(
             self.n_embd % self.n_head == 0,
             f"--n-embd {self.n_embd} is not a multiple of --n-head {self.n_head}",
@@ -106,6 +111,12 @@ class PretrainSettings:
         require(self.log_every > 0, f"--log-every {self.log_every}: must be positive")
         require(self.save_every > 0, f"--save-every {self.save_every}: must be positive")
         require(self.keep > 0, f"--keep {self.keep}: must be positive")
+
+    def rows_on(self, device: str) -> int:
+        """Rows a step on this kind of device."""
+        if self.batch_size is not None:
+            return self.batch_size
+        return 1_728 if device == "cuda" else 32
 
 
 PRETRAIN_PRESETS: dict[str, dict[str, Any]] = {

@@ -64,11 +64,11 @@ class EvalSettings:
     """Mates in one: embedded:mate, BIG-bench task.json, Lichess puzzle .csv, or a file of ours."""
     puzzles: Path | None = None
     """Lichess puzzle .csv for the suite puzzles."""
-    n_policy: int = 600
+    n_policy: int = 500
     """Analysis rows at most."""
-    n_environment: int = 300
+    n_environment: int = 240
     """Environment rows at most."""
-    n_mates: int = 500
+    n_mates: int = 400
     """Mates in one at most."""
     n_puzzles: int = 1_000
     """Puzzles at most."""

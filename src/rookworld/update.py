@@ -7,8 +7,10 @@ value head never touches the policy's gradient. Nothing here decides: the guard 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -135,10 +137,12 @@ def states(packed: Pack, model: GPT2) -> Tensor:
 def reference_pass(packed: Pack, reference: GPT2, settings: TrainSettings) -> Tensor:
     """The reference's states for each sampled token, wherever the reference lives."""
     there = reference.device
-    tensors = {name: value for name, value in vars(packed).items() if isinstance(value, Tensor)}
-    moved = replace(packed, **{name: tensor.to(there) for name, tensor in tensors.items()})
+    moved: dict[str, Any] = {
+        name: value.to(there) if isinstance(value, Tensor) else value
+        for name, value in vars(packed).items()
+    }
     with passes_in(settings.dtype, there):
-        return states(moved, reference)
+        return states(Pack(**moved), reference)
 
 
 def stats_of(micro: Micro, hidden: Tensor, learner: Learner, settings: TrainSettings) -> TokenStats:
@@ -269,7 +273,20 @@ def set_gae(
         [(values, micro.mask()) for values, micro in zip(raw, micros, strict=True)]
     )
     for micro, values in zip(micros, raw, strict=True):
-        micro.advantages = scaled_advantages(values, deviation, rules)
+        micro.advantages = scaled_tokens(values, micro.mask(), deviation, rules)
+
+
+def scaled_tokens(
+    values: Tensor, mask: Tensor, deviation: float, rules: AdvantageSettings
+) -> Tensor:
+    """`scaled_advantages` along tokens; a sequence's own deviation must not see its padding."""
+    if rules.scale != "group":
+        return scaled_advantages(values, deviation, rules)
+    count = mask.sum(-1, keepdim=True).clamp_min(1)
+    away = torch.where(mask, values - values.sum(-1, keepdim=True) / count, 0.0)
+    own = (away.square().sum(-1, keepdim=True) / count).sqrt()
+    scaled = values / own.clamp_min(max(rules.std_floor, 1e-8))
+    return scaled_advantages(scaled, 1.0, replace(rules, scale="none"))
 
 
 def totals_of(micros: Sequence[Micro], longest: int) -> StepTotals | None:
@@ -303,6 +320,18 @@ class Gradient:
         return self.policy + weighted + value - settings.entropy_coef * self.entropy
 
 
+NOTHING = Gradient(
+    policy=math.nan,
+    kl_loss=math.nan,
+    value=math.nan,
+    entropy=math.nan,
+    kl=math.nan,
+    ratio=RatioStats(*(torch.zeros(()) for _ in range(4))),
+    norm=math.nan,
+)
+"""Of a step without an answer to learn from: not a number anywhere, so the guard refuses it."""
+
+
 def gradient(
     micros: Sequence[Micro],
     learner: Learner,
@@ -332,6 +361,7 @@ def gradient(
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
+    silence_key_biases(learner.model)
     distributed.sum_gradients(parameters)
     counts = distributed.sum_over_ranks(
         torch.stack([ratio.clipped, ratio.tokens, ratio.gap]).double()
@@ -340,6 +370,19 @@ def gradient(
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     values = sums.tolist()
     return Gradient(values[0], values[1], values[2], values[3], values[4], ratio, float(norm))
+
+
+def silence_key_biases(model: GPT2) -> None:
+    """Zero what is zero: a bias on the keys shifts all scores of a query alike.
+
+    Rounding leaves something else, which Adam would blow up to steps of full size in directions
+    that depend on how the step was cut.
+    """
+    width = model.config.n_embd
+    for block in model.h:
+        gradient = block.get_parameter("attn.c_attn.bias").grad
+        if gradient is not None:
+            gradient[width : 2 * width] = 0
 
 
 def terms(

@@ -101,7 +101,7 @@ def measure(settings: TrainSettings) -> Evaluate:
     """The run's held-out evaluation: the same rows every time."""
     from rookworld.answers import ModelAnswerer
     from rookworld.evaluate import evaluate, held_out_from
-    from rookworld.train import reward_rules
+    from rookworld.trainer_state import reward_rules
 
     held = held_out_from(
         settings.held_out,
@@ -126,7 +126,8 @@ def watch(
     record: Any,
 ) -> Any:
     """Hooks that keep the terminal and the loggers up to date."""
-    from rookworld.train import Hooks, log_line
+    from rookworld.step_metrics import log_line
+    from rookworld.train import Hooks
 
     def on_step(step: int, metrics: Mapping[str, float]) -> None:
         record(step, metrics)
@@ -283,7 +284,7 @@ def inspect(args: list[str]) -> int:
     """`rookworld inspect`: one batch, answers side by side with the truth and every part."""
     from rookworld.distributed import start
     from rookworld.rollout import Collector
-    from rookworld.train import new_state, reward_rules, sampling
+    from rookworld.trainer_state import new_state, reward_rules, sampling
 
     settings = read_settings(args, "rookworld inspect")
     state = new_state(settings, read_rows(settings.data), start(settings.device))

@@ -81,8 +81,9 @@ class ChunkFolder:
             return [json.loads(line) for line in lines]
 
     def remove(self) -> None:
-        """Delete the folder after its rows have been merged."""
-        shutil.rmtree(self.path)
+        """Delete the folder, if it is there, after its rows have been merged."""
+        if self.path.exists():
+            shutil.rmtree(self.path)
 
 
 def chunks_in_order(
@@ -90,8 +91,8 @@ def chunks_in_order(
 ) -> Generator[list[Record], None, None]:
     """The chunks of these numbers, in order, made by `workers` processes where missing.
 
-    `make` must be picklable. The caller stops by closing the iterator; chunks that are being made
-    then are finished first, so nothing is wasted.
+    `make` must be picklable. The caller stops by closing the iterator, which waits for the chunks
+    that are being made.
     """
     if workers == 1:
         for number in numbers:
@@ -141,8 +142,8 @@ def _put(folder: ChunkFolder, number: int, make: MakeChunk) -> None:
 
 def _end_with_parent() -> None:
     """A worker whose parent was killed would wait for work for ever."""
-    # Ctrl-C reaches the whole group; the parent alone decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C reaches the whole group: a worker ends at once, without a traceback of its own.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -150,14 +150,17 @@ def generate(settings: GenerateSettings, progress: Callable[[int, int], None]) -
     """
     origin = chunk_origin(settings)
     result = {**origin, "rows": settings.rows, "exclude": [p.name for p in settings.exclude]}
-    if settings.out.exists() and (done := file_origin(settings.out)) is not None:
-        if all(done.get(name) == value for name, value in result.items()):
-            return Generated(**done["made"])
-        raise ConfigError(
-            f"--out: {settings.out} holds rows of other settings: give another name or delete it"
-        )
-    merged = Merge(settings)
     folder = ChunkFolder(settings.out.with_name(settings.out.name + ".parts"))
+    if settings.out.exists():
+        done = file_origin(settings.out) or {}
+        if any(done.get(name) != value for name, value in result.items()):
+            raise ConfigError(
+                f"--out: {settings.out} holds rows of other settings: give another name, or delete"
+                " it"
+            )
+        folder.remove()
+        return Generated(**done["made"])
+    merged = Merge(settings)
     with folder.opened(origin):
         store = kept_games(folder.path, settings.games)
         make = partial(make_chunk, settings, store)

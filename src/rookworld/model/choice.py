@@ -55,8 +55,10 @@ def choose(logits: Tensor, rules: Rules, keys: Tensor, index: Tensor) -> tuple[T
     p = log_p.exp()
     # A token cut off has p = 0 and log p = -inf, whose product must be 0.
     entropy = -(p * log_p.clamp_min(-1e4)).sum(-1)
-    token = scores.argmax(-1)
     if rules.random:
-        raced = (p / waiting_times(fold(keys, index), logits.shape[-1])).argmax(-1)
-        token = torch.where(rules.greedy, token, raced)
+        # Where greedy, nobody waits and the most probable token wins.
+        waits = waiting_times(fold(keys, index), logits.shape[-1])
+        token = (p / waits.masked_fill_(rules.greedy[:, None], 1.0)).argmax(-1)
+    else:
+        token = p.argmax(-1)
     return token, log_p.gather(-1, token[:, None])[:, 0], entropy

@@ -2,8 +2,9 @@
 
 Law: logits equal `transformers` within 1e-5 in fp32. There is no dropout, whatever a loaded config
 says: dropout in the policy but not in the reference is what made earlier KL estimates explode.
-How keys and values are attended is a function passed in (`Attend`), so training, shared-prefix
-updates and cached decoding are one forward pass. Left out: cross-attention, attention upcasting.
+How keys and values are attended is a function passed in (`Attend`), so training and shared-prefix
+updates are one forward pass; layers share their code, so one compilation serves them all.
+Left out: cross-attention, attention upcasting.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, query, key, value), each [batch, heads, tokens, head size] -> attended, same shape."""
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(query, key, value), each [batch, heads, tokens, head size] -> attended, same shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class GPT2Config:
         return self.n_inner or 4 * self.n_embd
 
 
-def causal(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Every token sees itself and what came before."""
     return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
@@ -50,16 +51,15 @@ def causal(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def masked(mask: Tensor) -> Attend:
     """Attention under `mask` [batch or 1, 1, tokens, tokens], true where a token may look."""
 
-    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
     return attend
 
 
 class Attention(nn.Module):
-    def __init__(self, config: GPT2Config, layer: int) -> None:
+    def __init__(self, config: GPT2Config) -> None:
         super().__init__()
-        self.layer = layer
         self.n_head = config.n_head
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
@@ -68,7 +68,7 @@ class Attention(nn.Module):
         batch, tokens, width = x.shape
         qkv = self.c_attn(x).view(batch, tokens, 3, self.n_head, width // self.n_head)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        seen = attend(self.layer, query, key, value)
+        seen = attend(query, key, value)
         projected: Tensor = self.c_proj(seen.transpose(1, 2).reshape(batch, tokens, width))
         return projected
 
@@ -85,10 +85,10 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, config: GPT2Config, layer: int) -> None:
+    def __init__(self, config: GPT2Config) -> None:
         super().__init__()
         self.ln_1 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
-        self.attn = Attention(config, layer)
+        self.attn = Attention(config)
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
@@ -106,7 +106,7 @@ class GPT2(nn.Module):
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.n_positions, config.n_embd)
-        self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_word_embeddings:

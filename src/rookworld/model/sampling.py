@@ -103,8 +103,8 @@ def sample(
     `settings` is one for all or one per prompt; `keys` (default: the prompt's index) and the
     samples' indices, counted from `first_sample`, name the randomness. With `eos` -1 only the
     maximum ends an answer. `dtype` is the matrices'
-    (default: the model's). On CUDA buffers and graphs are kept for the model's next call; whoever
-    samples often from weights that do not change is quicker with a `Sampler` of their own.
+    (default: the model's). Buffers and graphs are kept for the model's next call; whoever samples
+    often from weights that do not change saves their copy with a `Sampler` of their own.
     """
     sampler = _sampler(model, dtype or model.wte.weight.dtype)
     return sampler.sample(
@@ -124,13 +124,12 @@ _samplers: WeakKeyDictionary[GPT2, dict[torch.dtype, Sampler]] = WeakKeyDictiona
 
 
 def _sampler(model: GPT2, dtype: torch.dtype) -> Sampler:
-    """A sampler that sees the model's present weights, kept for its graphs on CUDA."""
-    if model.device.type != "cuda":
-        return Sampler(model, dtype=dtype)
+    """A sampler that sees the model's present weights, kept with its buffers and graphs."""
     kept = _samplers.setdefault(model, {})
-    if dtype not in kept or not kept[dtype].reads(model):
+    if dtype in kept and kept[dtype].reads(model):
+        kept[dtype].refresh()
+    else:
         kept[dtype] = Sampler(model, dtype=dtype)
-    kept[dtype].refresh()
     return kept[dtype]
 
 

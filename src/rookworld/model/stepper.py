@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Literal, Protocol
+from typing import Generic, Literal, Protocol, TypeVar
 
 import torch
 
@@ -19,8 +19,31 @@ from .decoder import Weights
 
 Kernels = Literal["torch", "triton"]
 
-GRAPHS_KEPT = 6
-"""Batches whose buffers and graph stay allocated, the least recently used given up first."""
+BATCHES_KEPT = 6
+"""Batches whose buffers and graph stay allocated for a later call of the same shape."""
+
+
+Key = tuple[Shape, bool, bool]
+"""What a batch is made for: its shape, and whether rows are truncated and random."""
+
+
+T = TypeVar("T")
+
+
+class _Kept(Generic[T]):
+    """What was made for the last few keys; the least recently used is given up first."""
+
+    def __init__(self, make: Callable[[Shape, bool, bool], T]) -> None:
+        self.make = make
+        self.values: OrderedDict[Key, T] = OrderedDict()
+
+    def __getitem__(self, key: Key) -> T:
+        if key not in self.values:
+            while len(self.values) >= BATCHES_KEPT:
+                self.values.popitem(last=False)
+            self.values[key] = self.make(*key)
+        self.values.move_to_end(key)
+        return self.values[key]
 
 
 class Stepper(Protocol):
@@ -41,14 +64,15 @@ class Stepper(Protocol):
 class Eager:
     """Every operation launched by the host; the only way with a constraint, and on the CPU."""
 
+    shrink_at = 0.75
+
     def __init__(self, weights: Weights) -> None:
-        self.weights = weights
-        on_cpu = weights.device.type == "cpu"
-        self.look_every = 1 if on_cpu else 8
-        self.shrink_at = 0.75
+        self.look_every = 1 if weights.device.type == "cpu" else 8
+        # Buffers are kept because fresh pages cost a tenth of a short decode.
+        self.batches = _Kept(lambda *key: Batch(weights, *key))
 
     def batch(self, shape: Shape, truncated: bool, random: bool) -> Batch:
-        return Batch(self.weights, shape, truncated, random)
+        return self.batches[shape, truncated, random]
 
     def step(self, batch: Batch, slot: int, mask: Mask | None) -> None:
         batch.choose(batch.logits(slot), mask, slot + 1)
@@ -66,25 +90,20 @@ class Graphed:
         if compiled:
             self.advance = torch.compile(self.advance, dynamic=False, fullgraph=True)
         self.pool = torch.cuda.graph_pool_handle()
-        self.kept: OrderedDict[tuple[Shape, bool, bool], tuple[Batch, torch.cuda.CUDAGraph]]
-        self.kept = OrderedDict()
+        self.captured = _Kept(self._capture)
 
     def batch(self, shape: Shape, truncated: bool, random: bool) -> Batch:
-        key = (roomy(shape), truncated, random)
-        if key not in self.kept:
-            batch = Batch(self.weights, *key)
-            self.kept[key] = batch, self._capture(batch)
-        self.kept.move_to_end(key)
-        while len(self.kept) > GRAPHS_KEPT:
-            self.kept.popitem(last=False)
-        return self.kept[key][0]
+        return self.captured[roomy(shape), truncated, random][0]
 
     def step(self, batch: Batch, slot: int, mask: Mask | None) -> None:
         rules = batch.rows.rules
-        self.kept[batch.shape, rules.truncated, rules.random][1].replay()
+        self.captured[batch.shape, rules.truncated, rules.random][1].replay()
 
-    def _capture(self, batch: Batch) -> torch.cuda.CUDAGraph:
-        """The graph of one step; the steps that warm it up write at index 1 and are forgotten."""
+    def _capture(
+        self, shape: Shape, truncated: bool, random: bool
+    ) -> tuple[Batch, torch.cuda.CUDAGraph]:
+        """A batch and the graph of its step; what the warm-up writes at index 1 is forgotten."""
+        batch = Batch(self.weights, shape, truncated, random)
         side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -96,7 +115,7 @@ class Graphed:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
             self.advance(batch)
-        return graph
+        return batch, graph
 
 
 def _advance(kernels: Kernels) -> Callable[[Batch], None]:

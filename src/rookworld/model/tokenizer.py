@@ -68,7 +68,8 @@ class Tokenizer:
         """Write `tokenizer.json` and the `tokenizer_config.json` that Hugging Face reads."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        self._core.save(str(folder / "tokenizer.json"))
+        # its own `save` says that a disk is full with a bare Exception
+        (folder / "tokenizer.json").write_text(self._core.to_str(pretty=True), encoding="utf-8")
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "bos_token": END,

@@ -18,8 +18,8 @@ from torch import Tensor
 from .batch import Batch
 from .decoder import Norm, Weights
 
-SLOTS_PER_BLOCK = 64
-TOKENS_PER_BLOCK = 2048
+SLOTS_PER_BLOCK, ATTEND_WARPS = 64, 4
+TOKENS_PER_BLOCK, CHOOSE_WARPS = 2048, 8
 
 
 def advance(batch: Batch) -> None:
@@ -113,7 +113,7 @@ def _attend_rows(batch: Batch, qkv: Tensor, seen: Tensor, parts: list[Tensor]) -
         SIZE=size,
         BLOCK_D=triton.next_power_of_2(size),
         BLOCK_N=SLOTS_PER_BLOCK,
-        num_warps=4,
+        num_warps=ATTEND_WARPS,
     )
 
 
@@ -134,10 +134,11 @@ def _choose_all(batch: Batch, logits: Tensor) -> None:
         batch.logp,
         batch.entropy,
         count,
+        logits.stride(0),
         VOCABULARY=vocabulary,
         RANDOM=rules.random,
         BLOCK=min(TOKENS_PER_BLOCK, triton.next_power_of_2(vocabulary)),
-        num_warps=8,
+        num_warps=CHOOSE_WARPS,
     )
     # Outside the kernel, whose rows all still read it.
     batch.index.add_(1)
@@ -275,6 +276,7 @@ def _token_key(key, count):
 @triton.jit
 def _choose_kernel(
     logits, temperature, greedy, keys, limits, done, eos, index, last, tokens, logp, entropy, rows,
+    stride,
     VOCABULARY: tl.constexpr, RANDOM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -296,7 +298,7 @@ def _choose_kernel(
     for start in range(0, VOCABULARY, BLOCK):
         ids = start + lanes
         inside = ids < VOCABULARY
-        z = tl.load(logits + row * VOCABULARY + ids, mask=inside, other=-1e30) / divisor
+        z = tl.load(logits + row * stride + ids, mask=inside, other=-1e30) / divisor
         higher = tl.maximum(top, z)
         fade = tl.exp(top - higher)
         p = tl.where(inside, tl.exp(z - higher), 0.0)

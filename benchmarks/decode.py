@@ -1,0 +1,346 @@
+"""Decoding and the training pass against `transformers`, on the same weights in one run.
+
+The CPU's model has the shape of the embedded one; CUDA's that of GPT-2 124M in bf16, decoded by
+every variant of the step. Variants run in processes of their own: a failure in one, even one that
+takes the device's context with it, is printed and the rest still run. Floors are measured here: the
+FLOP rate of a large product and the bandwidth of a large copy, not a data sheet's.
+
+    python benchmarks/decode.py            everything this machine can measure
+    python benchmarks/decode.py VARIANT    one part, its numbers as a line of JSON at the end
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from rookworld.model.gpt2 import GPT2, GPT2Config
+from rookworld.model.sampling import Sampler, Samples, Sampling, sample
+from rookworld.model.weights import save_model
+
+NANO = GPT2Config(vocab_size=2496, n_positions=192, n_embd=320, n_layer=6, n_head=10)
+GPT2_124M = GPT2Config(vocab_size=50257)
+NEVER = -1
+PROMPT, PROMPT_CUDA, NEW_CUDA, SAMPLES = 71, 100, 144, 8
+VARIANTS: dict[str, dict[str, Any]] = {
+    "triton": {"kernels": "triton", "graph": True},
+    "triton-128": {"kernels": "triton", "graph": True},
+    "graph": {"kernels": "torch", "graph": True},
+    "eager": {"kernels": "torch", "graph": False},
+    "graph-compile": {"kernels": "torch", "graph": True, "compiled": True},
+}
+TIMEOUT_S = 150
+Numbers = dict[str, float]
+
+
+def main(quick: bool = False) -> Numbers:
+    """Ratios above 1 mean that we are faster; names ending in _cuda are the GPU's."""
+    numbers = cpu_decode((16,) if quick else (16, 80)) | cpu_train()
+    if not quick:
+        numbers |= cpu_greedy()
+    if torch.cuda.is_available():
+        numbers |= cuda(["triton"] if quick else list(VARIANTS), profiled=not quick)
+    for name, value in numbers.items():
+        print(f"{name:34} {value:12.4g}")
+    return numbers
+
+
+def prompts(count: int, length: int, vocabulary: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    ids: list[list[int]] = torch.randint(vocabulary, (count, length), generator=generator).tolist()
+    return ids
+
+
+def seconds(*runs: Callable[[], object], repeats: int = 3) -> list[float]:
+    """The best time of each, taken in turns so that a busy machine is busy for all of them."""
+    best = [float("inf")] * len(runs)
+    for _ in range(repeats + 1):
+        for index, run in enumerate(runs):
+            _wait()
+            start = time.perf_counter()
+            run()
+            _wait()
+            best[index] = min(best[index], time.perf_counter() - start)
+    return best
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def flops_per_s(dtype: torch.dtype, device: str) -> float:
+    """The rate of a large product, counted as 2 operations per multiplication."""
+    rows, width = (8192, 8192) if device == "cuda" else (4096, 1280)
+    left = torch.randn(rows, width, dtype=dtype, device=device)
+    right = torch.randn(width, width, dtype=dtype, device=device)
+    (time_s,) = seconds(lambda: torch.mm(left, right), repeats=8)
+    return 2.0 * rows * width * width / time_s
+
+
+def bytes_per_s(device: str) -> float:
+    """The bandwidth of a large copy, reading and writing counted."""
+    source = torch.ones((1 << 30) if device == "cuda" else (1 << 24), device=device)
+    target = torch.empty_like(source)
+    (time_s,) = seconds(lambda: target.copy_(source), repeats=8)
+    return 2.0 * source.numel() * source.element_size() / time_s
+
+
+def twin(model: GPT2, dtype: torch.dtype, device: str) -> Any:
+    """The same weights as a `transformers` model."""
+    from transformers import AutoModelForCausalLM
+
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(model, f"{folder}/model")
+        load: Any = AutoModelForCausalLM.from_pretrained
+        return load(f"{folder}/model", dtype=dtype).to(device).eval()
+
+
+def generate(other: Any, ids: list[list[int]], new: int) -> None:
+    tensor = torch.tensor(ids, device=other.device)
+    with torch.no_grad():
+        other.generate(
+            tensor,
+            attention_mask=torch.ones_like(tensor),
+            do_sample=True,
+            top_k=0,
+            num_return_sequences=SAMPLES,
+            max_new_tokens=new,
+            min_new_tokens=new,
+            pad_token_id=0,
+        )
+
+
+def cpu_decode(lengths: tuple[int, ...]) -> Numbers:
+    """8 prompts × 8 samples, as a step of training on two cores."""
+    model = GPT2(NANO).init_weights(0)
+    other, ids = twin(model, torch.float32, "cpu"), prompts(8, PROMPT, NANO.vocab_size)
+    size, rate = _parameters(model), flops_per_s(torch.float32, "cpu")
+    rows, numbers = len(ids) * SAMPLES, {}
+    for new in lengths:
+        settings = Sampling(max_new_tokens=new)
+        theirs, ours = seconds(
+            partial(generate, other, ids, new),
+            partial(sample, model, ids, k=SAMPLES, settings=settings, eos=NEVER, seed=0),
+        )
+        floor = 2.0 * size * (len(ids) * PROMPT + rows * (new - 1)) / rate
+        print(f"cpu {rows} rows × {new} tokens: transformers {theirs:.3f} s, here {ours:.3f} s,")
+        print(f"  {theirs / ours:.2f}× faster, {floor / ours:.0%} of the FLOP floor")
+        numbers[f"decode_vs_transformers_{new}"] = theirs / ours
+        numbers["tokens_per_s"] = rows * new / ours
+    return numbers | {
+        "decode_vs_transformers": min(
+            value for name, value in numbers.items() if name.startswith("decode_vs")
+        )
+    }
+
+
+def cpu_greedy() -> Numbers:
+    """A greedy answer of 14 tokens by a bf16 copy, alone and 64 at a time."""
+    model = GPT2(NANO).init_weights(0).bfloat16()
+    sampler, ids = Sampler(model), prompts(64, PROMPT, NANO.vocab_size)
+    settings = Sampling(temperature=0.0, max_new_tokens=14)
+    one, many = seconds(
+        partial(sampler.sample, ids[:1], settings=settings, eos=NEVER, seed=0),
+        partial(sampler.sample, ids, settings=settings, eos=NEVER, seed=0),
+        repeats=8,
+    )
+    floor = 2.0 * _parameters(model) * (PROMPT + 13) / flops_per_s(torch.bfloat16, "cpu")
+    print(f"cpu greedy answer: {1e3 * one:.1f} ms alone, {1e3 * many / 64:.2f} ms of 64,")
+    print(f"  {64 * floor / many:.0%} of the FLOP floor")
+    return {"greedy_ms_alone": 1e3 * one, "greedy_ms_of_64": 1e3 * many / 64}
+
+
+def _parameters(model: GPT2) -> int:
+    """Parameters that take part in a product: all but the positions."""
+    return sum(p.numel() for p in model.parameters()) - model.wpe.weight.numel()
+
+
+def _our_pass(model: GPT2, ids: torch.Tensor, answers: int) -> None:
+    """Forward and backward with a loss on the last `answers` tokens, logits only there."""
+    hidden = model(ids[:, :-1])[:, -answers:]
+    logits = model.logits(hidden).float()
+    F.cross_entropy(logits.flatten(0, 1), ids[:, -answers:].flatten()).backward()  # type: ignore[no-untyped-call]
+    model.zero_grad()
+
+
+def _their_pass(other: Any, ids: torch.Tensor, answers: int) -> None:
+    labels = ids.clone()
+    labels[:, :-answers] = -100
+    other(ids, labels=labels).loss.backward()
+    other.zero_grad()
+
+
+def train_pass(config: GPT2Config, rows: int, length: int, answers: int, device: str) -> Numbers:
+    """The passes of one update on plain rows, against the same by `transformers`."""
+    model = GPT2(config).init_weights(0).to(device)
+    other = twin(model, torch.float32, device).train()
+    for module in other.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    ids = torch.tensor(prompts(rows, length, config.vocab_size), device=device)
+    enabled = device == "cuda"
+    with torch.autocast(device, dtype=torch.bfloat16, enabled=enabled):
+        theirs, ours = seconds(
+            partial(_their_pass, other, ids, answers), partial(_our_pass, model, ids, answers)
+        )
+    rate = flops_per_s(torch.bfloat16 if enabled else torch.float32, device)
+    inside = _parameters(model) - model.lm_head.weight.numel()
+    floor = 6.0 * rows * (inside * length + model.lm_head.weight.numel() * answers) / rate
+    print(f"{device} pass {rows} × {length}: transformers {1e3 * theirs:.1f} ms, here")
+    print(f"  {1e3 * ours:.1f} ms, {theirs / ours:.2f}× faster, {floor / ours:.0%} of the floor")
+    suffix = "_cuda" if enabled else ""
+    return {f"train_vs_transformers{suffix}": theirs / ours, f"train_ms{suffix}": 1e3 * ours}
+
+
+def cpu_train() -> Numbers:
+    return train_pass(NANO, 16, PROMPT + 16, 16, "cpu")
+
+
+def cuda(variants: list[str], profiled: bool) -> Numbers:
+    """Each part in a process of its own; what failed is printed and left out."""
+    numbers: Numbers = {}
+    # What matters first, should the time run out.
+    parts = [variants[0], "transformers", "train", *(["profile"] if profiled else [])]
+    parts += variants[1:]
+    found = {part: _in_process(part) for part in parts}
+    theirs = found["transformers"].get("ms_64")
+    for name in variants:
+        for key, value in found[name].items():
+            numbers[f"{key}_{name}_cuda"] = value
+    ours = found[variants[0]].get("ms_64")
+    if ours and theirs:
+        numbers["decode_vs_transformers_cuda"] = theirs / ours
+    if ours:
+        numbers["tokens_per_s_cuda"] = 64e3 / ours
+    return numbers | found["train"]
+
+
+def _in_process(part: str) -> Numbers:
+    command = [sys.executable, __file__, part]
+    print(f"— {part}", flush=True)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        print(f"{part} took longer than {TIMEOUT_S} s")
+        return {}
+    if done.returncode:
+        print(f"{part} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}", flush=True)
+        return {}
+    *lines, last = done.stdout.strip().splitlines()
+    print("\n".join(lines), flush=True)
+    numbers: Numbers = json.loads(last)
+    return numbers
+
+
+def cuda_variant(name: str) -> Numbers:
+    """Is it right, in fp32 and bf16, and how long does a token take?"""
+    if name == "triton-128":
+        from rookworld.model import triton_step
+
+        triton_step.SLOTS_PER_BLOCK, triton_step.ATTEND_WARPS = 128, 8
+    how, model = VARIANTS[name], GPT2(GPT2_124M).init_weights(0).cuda()
+    # Compilation is per shape and takes a minute each: its agreement is left to "graph".
+    numbers = {} if how.get("compiled") else _agreement(model, how)
+    bandwidth = bytes_per_s("cuda")
+    sampler = Sampler(model.bfloat16(), **how)
+    for rows in (64, 512):
+        ids = prompts(rows // SAMPLES, PROMPT_CUDA, GPT2_124M.vocab_size)
+        settings = Sampling(max_new_tokens=NEW_CUDA)
+        run = partial(sampler.sample, ids, k=SAMPLES, settings=settings, eos=NEVER, seed=0)
+        start = time.perf_counter()
+        run()
+        first = time.perf_counter() - start
+        (time_s,) = seconds(run)
+        ms = 1e3 * time_s / NEW_CUDA
+        config = model.config
+        cached = rows * (PROMPT_CUDA + NEW_CUDA / 2) * 4 * config.n_layer * config.n_embd
+        floor = 1e3 * (2.0 * _parameters(model) + cached) / bandwidth
+        print(f"{name} {rows} rows: {ms:.3f} ms a token, {floor / ms:.0%} of the bandwidth floor")
+        print(f"  ({floor:.3f} ms at {bandwidth / 1e12:.2f} TB/s); first call {first:.1f} s")
+        numbers |= {f"ms_{rows}": ms, f"floor_ms_{rows}": floor}
+    return numbers
+
+
+def _agreement(model: GPT2, how: dict[str, Any]) -> Numbers:
+    """Tokens against the eager path in fp32; bf16 log-probs against a plain fp32 forward pass."""
+    ids = [row[: 20 + 9 * i] for i, row in enumerate(prompts(6, 80, model.config.vocab_size))]
+    reference, variant = Sampler(model, graph=False), Sampler(model, **how)
+    numbers = {}
+    for kind, temperature in (("greedy", 0.0), ("sampled", 1.0)):
+        ask = partial(_ask, ids, Sampling(temperature=temperature, max_new_tokens=40))
+        same = (ask(reference).tokens == ask(variant).tokens).all(1).float().mean()
+        numbers[f"same_{kind}"] = float(same)
+    half = Sampler(model, dtype=torch.bfloat16, **how)
+    drawn = _ask(ids, Sampling(max_new_tokens=40), half)
+    gaps = []
+    for row, tokens in enumerate(drawn.tokens):
+        prompt = torch.tensor(ids[row // 4], device=model.device)
+        with torch.no_grad():
+            hidden = model(torch.cat([prompt, tokens])[None])[0, len(prompt) - 1 : -1]
+            logp = model.logits(hidden).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+        gaps.append((logp - drawn.logp[row]).abs())
+    numbers["logp_gap_bf16"] = float(torch.cat(gaps).mean())
+    print("  ".join(f"{name} {value:.4f}" for name, value in numbers.items()))
+    return numbers
+
+
+def _ask(ids: list[list[int]], settings: Sampling, sampler: Sampler) -> Samples:
+    return sampler.sample(ids, k=4, settings=settings, eos=0, seed=3)
+
+
+def cuda_transformers() -> Numbers:
+    other = twin(GPT2(GPT2_124M).init_weights(0), torch.bfloat16, "cuda")
+    numbers = {}
+    for rows in (64, 512):
+        ids = prompts(rows // SAMPLES, PROMPT_CUDA, GPT2_124M.vocab_size)
+        (time_s,) = seconds(partial(generate, other, ids, NEW_CUDA), repeats=1)
+        numbers[f"ms_{rows}"] = 1e3 * time_s / NEW_CUDA
+        print(f"transformers {rows} rows: {numbers[f'ms_{rows}']:.2f} ms a token")
+    return numbers
+
+
+def cuda_profile() -> Numbers:
+    """Where the time of a Triton step goes, kernel by kernel."""
+    from torch.profiler import ProfilerActivity, profile
+
+    model = GPT2(GPT2_124M).init_weights(0).cuda().bfloat16()
+    sampler = Sampler(model, kernels="triton", graph=True)
+    for rows in (64, 512):
+        ids = prompts(rows // SAMPLES, PROMPT_CUDA, GPT2_124M.vocab_size)
+        settings = Sampling(max_new_tokens=NEW_CUDA)
+        run = partial(sampler.sample, ids, k=SAMPLES, settings=settings, eos=NEVER, seed=0)
+        run()
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            run()
+            _wait()
+        events = sorted(seen.key_averages(), key=lambda event: -event.self_device_time_total)
+        print(f"{rows} rows, µs a token:")
+        for event in events[:14]:
+            print(
+                f"  {event.self_device_time_total / NEW_CUDA:8.1f} {event.count:6} {event.key[:90]}"
+            )
+    return {}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        part = sys.argv[1]
+        parts: dict[str, Callable[[], Numbers]] = {
+            "transformers": cuda_transformers,
+            "train": partial(train_pass, GPT2_124M, 64, 224, NEW_CUDA, "cuda"),
+            "profile": cuda_profile,
+            **{name: partial(cuda_variant, name) for name in VARIANTS},
+        }
+        print(json.dumps(parts[part]()))
+    else:
+        main()

@@ -1,0 +1,145 @@
+"""A step in numbers: what metrics.jsonl, train.log and rollouts.jsonl say of it.
+
+Law: numbers are over all ranks, so they do not depend on how many there are; names are stable.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rookworld import distributed
+from rookworld.rollout import LETTERS, Collected, Group
+from rookworld.settings import TrainSettings
+from rookworld.tasks.task import PolicyRow
+from rookworld.trainer_state import State
+from rookworld.update import Gradient, Micro
+
+Metrics = dict[str, float]
+
+
+class Clock:
+    """Seconds by name since the last mark; waits for the device, or its time is billed later."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.seconds: dict[str, float] = {}
+        self.began = self.last = time.perf_counter()
+
+    def mark(self, name: str) -> None:
+        """Bill the time since the last mark to `name`."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self.last
+        self.last = now
+
+    def metrics(self) -> Metrics:
+        named = {f"time/{name}_s": value for name, value in self.seconds.items()}
+        return named | {"time/step_s": time.perf_counter() - self.began}
+
+
+def all_rewards(groups: Sequence[Group]) -> list[float]:
+    """Rewards of every rank's samples, in rank order."""
+    mine = [reward for group in groups for reward in group.rewards]
+    return distributed.gather_floats(mine)
+
+
+def reward_metrics(collected: Collected) -> Metrics:
+    """Means over all ranks: of the reward, by task, and of every part; NaN without any answer."""
+    sums: dict[str, list[float]] = {}
+
+    def add(name: str, value: float) -> None:
+        entry = sums.setdefault(name, [0.0, 0.0])
+        entry[0] += value
+        entry[1] += 1
+
+    for group in collected.groups:
+        letter = group.prompt.letter
+        for verdict in group.verdicts:
+            add("reward/mean", verdict.total)
+            add("square", verdict.total**2)
+            add(f"reward/{letter}", verdict.total)
+            for part, value in verdict.parts.items():
+                add(f"reward/{letter}/{part}", value)
+    means = {"reward/mean": math.nan} | distributed.mean_by_name(sums)
+    square = means.pop("square", math.nan)
+    means["reward/std"] = max(0.0, square - means["reward/mean"] ** 2) ** 0.5
+    means["reward/flat_groups"] = collected.flat / collected.seen
+    means["reward/invalid_groups"] = collected.invalid / collected.seen
+    return means | {"reward/max": max(all_rewards(collected.groups), default=math.nan)}
+
+
+def update_metrics(
+    state: State, found: Gradient, kl_coef: float, rate: float, settings: TrainSettings
+) -> Metrics:
+    tokens = max(1.0, float(found.ratio.tokens))
+    return {
+        "kl/exact": found.kl,
+        "kl/coef": kl_coef,
+        "policy/ratio_max": float(found.ratio.ratio_max),
+        "policy/clipped": float(found.ratio.clipped) / tokens,
+        "policy/entropy": found.entropy,
+        "loss/total": found.total(kl_coef, settings),
+        "loss/policy": found.policy,
+        "loss/kl": found.kl_loss,
+        "loss/value": found.value,
+        "grad/norm": found.norm,
+        "lr": rate,
+        "sampler/logp_gap": float(found.ratio.gap) / tokens,
+        "guard/skipped": float(state.guard.skipped),
+        "guard/recoveries": float(state.guard.recoveries),
+        "mem/peak_mb": peak_memory_mb(state.learner.model.device),
+    }
+
+
+def token_metrics(collected: Collected, micros: Sequence[Micro]) -> Metrics:
+    lengths = [float(n) for group in collected.groups for n in group.lengths.tolist()]
+    cut = [not done for group in collected.groups for done in group.finished]
+    left_out = [float(not kept) for micro in micros for kept in micro.kept.tolist()]
+    named = {
+        "tokens/mean_length": lengths,
+        "tokens/truncated": [float(value) for value in cut],
+        "kl/left_out": left_out,
+    }
+    return distributed.mean_by_name({n: [sum(v), float(len(v))] for n, v in named.items()})
+
+
+def peak_memory_mb(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def log_line(step: int, metrics: Metrics) -> str:
+    """One line of train.log: what a person watches."""
+    tasks = " ".join(
+        f"{letter} {metrics[f'reward/{letter}']:.3f}"
+        for letter in LETTERS
+        if f"reward/{letter}" in metrics
+    )
+    return (
+        f"Step {step} reward {metrics['reward/mean']:.3f} ({tasks}) KL {metrics['kl/exact']:.4f} "
+        f"entropy {metrics['policy/entropy']:.3f} norm {metrics['grad/norm']:.2f} "
+        f"lr {metrics['lr']:.2e} {metrics['time/step_s']:.2f} s"
+    )
+
+
+def rollout_record(step: int, group: Group) -> dict[str, Any]:
+    """A prompt with its answers, as `rollouts.jsonl` keeps them."""
+    row = group.prompt.row
+    truth: dict[str, Any] = {"fen": row.fen}
+    if isinstance(row, PolicyRow):
+        truth |= {"moves": list(row.moves), "cp": list(row.cp)}
+    else:
+        truth |= {"move": row.move, "next_fen": row.next_fen, "kind": row.kind}
+    answers = [
+        {"text": text, "reward": verdict.total, "parts": verdict.parts, "reason": verdict.reason}
+        for text, verdict in zip(group.texts, group.verdicts, strict=True)
+    ]
+    return {"step": step, "task": group.prompt.letter, "truth": truth, "answers": answers}

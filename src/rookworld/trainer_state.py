@@ -1,0 +1,293 @@
+"""What a training holds, how it is built from its settings, and how it is put away and taken back.
+
+Laws: everything that the next step depends on is in `State`, so a checkpoint of it continues bit by
+bit (CPU); what a checkpoint says is independent of the number of processes. What the guard has
+learnt, and the best model so far, survive a restore.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rookworld import distributed, update
+from rookworld.answers import NEW_TOKENS
+from rookworld.checkpoint import (
+    Checkpoint,
+    drop_after,
+    load_checkpoint,
+    mark_best,
+    newest_checkpoint,
+    optimizer_tensors,
+    prune,
+    restore_optimizer,
+    save_checkpoint,
+)
+from rookworld.errors import ConfigError, RookworldError
+from rookworld.grpo.advantages import RunningMeans
+from rookworld.grpo.guard import Guard, GuardSettings
+from rookworld.grpo.kl import KLControl, KLSettings
+from rookworld.model.gpt2 import GPT2
+from rookworld.model.sampling import Sampling
+from rookworld.model.tokenizer import Tokenizer
+from rookworld.model.weights import load_model, resolve_folder
+from rookworld.rollout import LETTERS, Prompts
+from rookworld.runs import Run, read_lines, write_text
+from rookworld.settings import TrainSettings
+from rookworld.tasks.reward import RewardRules, RunningNorm
+from rookworld.tasks.task import EnvironmentRow, PolicyRow
+from rookworld.update import Learner
+
+log = logging.getLogger(__name__)
+
+EVENTS = "events.jsonl"
+
+
+@dataclass
+class State:
+    """Everything a checkpoint holds."""
+
+    learner: Learner
+    tokenizer: Tokenizer
+    optimizer: torch.optim.Optimizer
+    prompts: Prompts
+    control: KLControl
+    guard: Guard
+    running: RunningMeans = field(default_factory=RunningMeans)
+    norm: RunningNorm = field(default_factory=RunningNorm)
+    step: int = 0
+    best: float | None = None
+    """Best held-out reward so far."""
+    kl_high: int = 0
+    """Steps in a row with KL above --ref-reset-kl."""
+
+    def plain(self) -> dict[str, Any]:
+        """What is not a tensor."""
+        return {
+            "step": self.step,
+            "position": self.prompts.position,
+            "control": self.control.state_dict(),
+            "guard": self.guard.state_dict(),
+            "running": self.running.state_dict(),
+            "norm": self.norm.state_dict(),
+            "best": self.best,
+            "kl_high": self.kl_high,
+        }
+
+    def load_plain(self, state: dict[str, Any], *, recovering: bool) -> None:
+        """Go on from `plain()`; a recovery keeps what the guard and the best model know."""
+        self.step, self.prompts.position = int(state["step"]), int(state["position"])
+        self.control.load_state_dict(state["control"])
+        self.running.load_state_dict(state["running"])
+        self.norm.load_state_dict(state["norm"])
+        self.kl_high = int(state["kl_high"])
+        if not recovering:
+            self.best = state["best"]
+            self.guard.load_state_dict(state["guard"])
+
+
+# --- built from settings ------------------------------------------------------------------------
+
+
+def new_state(
+    settings: TrainSettings, rows: Sequence[PolicyRow | EnvironmentRow], device: torch.device
+) -> State:
+    folder = resolve_folder(settings.model)
+    tokenizer = Tokenizer.load(folder)
+    model = load_model(folder, device)
+    fits(model, settings, tokenizer)
+    reference = copy.deepcopy(model).to(reference_device(settings, device)).requires_grad_(False)
+    value_head = new_value_head(model) if settings.gae else None
+    learner = Learner(model, reference, value_head)
+    if settings.compile:
+        for block in model.h:
+            block.compile(dynamic=True)
+    optimizer = torch.optim.AdamW(
+        learner.parameters(),
+        lr=settings.lr,
+        betas=(0.9, 0.95),
+        weight_decay=settings.weight_decay,
+        fused=device.type == "cuda",
+    )
+    return State(
+        learner,
+        tokenizer,
+        optimizer,
+        Prompts(rows, tokenizer, settings.mix_env_ratio, settings.seed),
+        KLControl(kl_settings(settings)),
+        Guard(guard_settings(settings)),
+    )
+
+
+def fits(model: GPT2, settings: TrainSettings, tokenizer: Tokenizer) -> None:
+    """A model whose vocabulary is not its tokenizer's, or too short for an answer, is refused."""
+    if model.config.vocab_size < tokenizer.vocab_size:
+        raise ConfigError(
+            f"--model {settings.model}: {model.config.vocab_size} embeddings for a tokenizer of "
+            f"{tokenizer.vocab_size}; this tokenizer belongs to another model"
+        )
+    longest = max(sampling(settings, tokenizer)[letter].max_new_tokens for letter in LETTERS)
+    if longest >= model.config.n_positions:
+        raise ConfigError(
+            f"--max-new-tokens {longest}: the model has only {model.config.n_positions} positions"
+        )
+
+
+def reference_device(settings: TrainSettings, device: torch.device) -> torch.device:
+    """Where the reference lives; a device that is not there falls back to the policy's."""
+    if settings.ref_device is None:
+        return device
+    wanted = settings.ref_device
+    kind, _, number = wanted.partition(":")
+    if kind not in ("cpu", "cuda") or not (number.isdigit() or not number):
+        raise ConfigError(f"--ref-device {wanted}: expected cpu, cuda or cuda:N")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        log.warning("--ref-device %s is not here; the reference stays on %s", wanted, device)
+        return device
+    return torch.device(wanted)
+
+
+def new_value_head(model: GPT2) -> nn.Linear:
+    """Predicts nothing at first, so that the first advantages are the rewards themselves."""
+    head = nn.Linear(model.config.n_embd, 1).to(model.device)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def kl_settings(settings: TrainSettings) -> KLSettings:
+    return KLSettings(
+        coef=settings.kl_coef,
+        adaptive=settings.adaptive_kl,
+        target=settings.target_kl,
+        coef_min=settings.kl_coef_min,
+        coef_max=settings.kl_coef_max,
+        warmup_steps=settings.kl_warmup_steps,
+        warmup_factor=settings.kl_warmup_factor,
+    )
+
+
+def guard_settings(settings: TrainSettings) -> GuardSettings:
+    return GuardSettings(
+        kl_divergence_threshold=settings.kl_divergence_threshold,
+        adaptive_threshold=settings.adaptive_threshold,
+        entropy_floor=settings.entropy_floor,
+        max_consecutive_nans=settings.max_consecutive_nans,
+        max_recoveries=settings.max_recoveries,
+        recovery_lr_factor=settings.recovery_lr_factor,
+    )
+
+
+def reward_rules(settings: TrainSettings) -> RewardRules:
+    return RewardRules(
+        shaping=settings.reward_shaping,
+        p_malformed=settings.p_malformed,
+        a_malformed=settings.a_malformed,
+    )
+
+
+def sampling(settings: TrainSettings, tokenizer: Tokenizer) -> dict[str, Sampling]:
+    """How each task is sampled."""
+    made = {}
+    for letter in LETTERS:
+        temperature, top_p = update.sampling_of(letter, settings)
+        longest = settings.max_new_tokens or NEW_TOKENS[tokenizer.style][letter]
+        made[letter] = Sampling(
+            temperature=temperature, top_k=settings.top_k, top_p=top_p, max_new_tokens=longest
+        )
+    return made
+
+
+# --- put away and taken back --------------------------------------------------------------------
+
+
+def checkpoint_folder(run: Run, step: int) -> Path:
+    return run.folder / "checkpoints" / f"step-{step:06d}"
+
+
+def save(run: Run, state: State, settings: TrainSettings, *, best: bool = False) -> None:
+    """Write a checkpoint (rank 0), keep the last few and the best."""
+    if distributed.rank() == 0:
+        tensors = optimizer_tensors(state.optimizer, "optimizer")
+        tensors |= {f"reference.{n}": t for n, t in state.learner.reference.named_parameters()}
+        if state.learner.value_head is not None:
+            tensors |= {f"value.{n}": t for n, t in state.learner.value_head.named_parameters()}
+        plain = state.plain() | {"events": sum(1 for _ in read_lines(run.folder / EVENTS))}
+        folder = checkpoint_folder(run, state.step)
+        save_checkpoint(folder, state.learner.model, state.tokenizer, tensors, plain)
+        if best:
+            mark_best(folder)
+        prune(run.folder, settings.keep)
+    distributed.barrier()
+
+
+def resume(state: State, run: Run, settings: TrainSettings, say: Callable[[str], None]) -> bool:
+    """Go on from the newest whole checkpoint; whether there was one."""
+    if not settings.resume:
+        return False
+    newest = newest_checkpoint(run.folder, say) if distributed.rank() == 0 else None
+    step = -1 if newest is None else int(newest.name.removeprefix("step-"))
+    step = int(distributed.from_first([float(step)])[0])
+    if step < 0:
+        return False
+    checkpoint = load_checkpoint(checkpoint_folder(run, step))
+    restore(state, checkpoint, recovering=False)
+    distributed.barrier()
+    if distributed.rank() == 0:
+        drop_after(run.folder, step)
+        run.cut_back(step, keep=(EVENTS,))
+        cut_events(run, int(checkpoint.state["events"]))
+        if step < settings.steps:
+            (run.folder / "DONE").unlink(missing_ok=True)
+        say(f"resumed after step {step}")
+    distributed.barrier()
+    return True
+
+
+def cut_events(run: Run, count: int) -> None:
+    """Keep the first `count` events.
+
+    By number, not by step: a restore goes back in steps, and its event must outlive it.
+    """
+    path = run.folder / EVENTS
+    if path.exists():
+        kept = list(read_lines(path))[:count]
+        write_text(path, "".join(json.dumps(event) + "\n" for event in kept))
+
+
+def restore(state: State, checkpoint: Checkpoint, *, recovering: bool) -> None:
+    """Put a checkpoint's weights, moments, reference and counters back."""
+    learner = state.learner
+    copy_weights(load_model(checkpoint.folder, learner.model.device), learner.model)
+    load_named(learner.reference, checkpoint, "reference")
+    if learner.value_head is not None:
+        load_named(learner.value_head, checkpoint, "value")
+    state.optimizer.state.clear()
+    restore_optimizer(state.optimizer, checkpoint.tensors, "optimizer")
+    state.load_plain(checkpoint.state, recovering=recovering)
+
+
+@torch.no_grad()
+def copy_weights(source: nn.Module, target: nn.Module) -> None:
+    for theirs, mine in zip(source.parameters(), target.parameters(), strict=True):
+        mine.copy_(theirs)
+
+
+@torch.no_grad()
+def load_named(module: nn.Module, checkpoint: Checkpoint, prefix: str) -> None:
+    for name, parameter in module.named_parameters():
+        saved: Tensor | None = checkpoint.tensors.get(f"{prefix}.{name}")
+        if saved is None or saved.shape != parameter.shape:
+            raise RookworldError(
+                f"{checkpoint.folder}: no {prefix}.{name} of shape {list(parameter.shape)} in it; "
+                "resume with the run's own --model and --gae"
+            )
+        parameter.copy_(saved)

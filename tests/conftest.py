@@ -1,0 +1,33 @@
+"""What several test modules share: tiny models, made once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tiny_training import one_thread, save_tiny, save_warm
+
+
+@pytest.fixture
+def single_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of two layers with the chess tokenizer."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    save_tiny(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def warm_folder(tiny_folder: Path) -> Path:
+    """The same, knowing the answer format and some of the answers to `tiny_rows`."""
+    folder = tiny_folder.with_name("warm")
+    with one_thread():
+        save_warm(folder, tiny_folder)
+    return folder

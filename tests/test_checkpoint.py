@@ -1,0 +1,149 @@
+"""Checkpoints: whole or not used, kept or pruned, and what comes back is what went in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from rookworld.checkpoint import (
+    drop_after,
+    fault_of,
+    last_sound,
+    load_checkpoint,
+    mark_best,
+    mark_sound,
+    newest_checkpoint,
+    optimizer_tensors,
+    prune,
+    restore_optimizer,
+    save_checkpoint,
+    saved_checkpoints,
+)
+from rookworld.errors import RookworldError
+from rookworld.model.gpt2 import GPT2
+from rookworld.model.weights import load_model
+from tiny_training import save_tiny, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> GPT2:
+    return save_tiny(tmp_path_factory.mktemp("model") / "tiny", width=4)
+
+
+def save_steps(run: Path, model: GPT2, steps: list[int]) -> None:
+    tokenizer = tiny_tokenizer()
+    for step in steps:
+        folder = run / "checkpoints" / f"step-{step:06d}"
+        save_checkpoint(folder, model, tokenizer, {"t": torch.arange(step)}, {"step": step})
+
+
+def names(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+def test_what_comes_back_is_what_went_in(model: GPT2, tmp_path: Path) -> None:
+    tensors = {"a.b": torch.randn(3, 2), "count": torch.tensor(7.0)}
+    state = {"step": 3, "nested": {"x": [0.1, None]}}
+    save_checkpoint(tmp_path / "c", model, tiny_tokenizer(), tensors, state)
+    found = load_checkpoint(tmp_path / "c")
+    assert found.step == 3
+    assert found.state == state
+    assert found.tensors.keys() == tensors.keys()
+    assert all(torch.equal(found.tensors[name], tensors[name]) for name in tensors)
+    loaded = load_model(tmp_path / "c")
+    for mine, theirs in zip(model.parameters(), loaded.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    held = {path.name for path in (tmp_path / "c").iterdir()}
+    model_files = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert held >= model_files | {"generation_config.json", "manifest.json"}
+    assert not [name for name in held if name.endswith((".pt", ".bin", ".pkl"))]
+    assert json.loads((tmp_path / "c" / "config.json").read_text())["resid_pdrop"] == 0
+
+
+def test_an_optimizer_goes_on_as_if_nothing_had_happened() -> None:
+    def stepped(weight: torch.nn.Parameter, optimizer: torch.optim.Optimizer, seed: int) -> None:
+        weight.grad = torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed))
+        optimizer.step()
+
+    weight = torch.nn.Parameter(torch.zeros(5))
+    optimizer = torch.optim.AdamW([weight], lr=0.1)
+    for seed in range(3):
+        stepped(weight, optimizer, seed)
+    copy = torch.nn.Parameter(weight.detach().clone())
+    other = torch.optim.AdamW([copy], lr=0.1)
+    restore_optimizer(other, optimizer_tensors(optimizer, "optimizer"), "optimizer")
+    for one, its in ((weight, optimizer), (copy, other)):
+        stepped(one, its, 3)
+    assert torch.equal(weight, copy)
+
+
+def test_every_kind_of_damage_is_seen(model: GPT2, tmp_path: Path) -> None:
+    save_steps(tmp_path, model, [1, 2, 3, 4])
+    first, second, third, fourth = saved_checkpoints(tmp_path)
+    assert fault_of(first) is None
+    (fourth / "trainer.json").write_text("{}")
+    assert fault_of(fourth) == "trainer.json has changed since it was written"
+    (third / "model.safetensors").unlink()
+    assert fault_of(third) == "model.safetensors is missing"
+    (second / "manifest.json").write_text('{"config.json": ')
+    assert fault_of(second) == "manifest.json is cut off"
+    warnings: list[str] = []
+    assert newest_checkpoint(tmp_path, warnings.append) == first
+    assert [line.split(":")[0] for line in warnings] == [str(fourth), str(third), str(second)]
+    with pytest.raises(RookworldError, match="not a whole checkpoint"):
+        load_checkpoint(third)
+    assert newest_checkpoint(tmp_path / "empty", warnings.append) is None
+
+
+def test_pruning_keeps_the_newest_the_best_and_the_last_sound(model: GPT2, tmp_path: Path) -> None:
+    save_steps(tmp_path, model, [0, 1, 2, 3, 4, 5])
+    checkpoints = tmp_path / "checkpoints"
+    mark_best(checkpoints / "step-000001")
+    mark_sound(checkpoints / "step-000000")
+    mark_sound(checkpoints / "step-000002")
+    mark_sound(checkpoints / "step-000099")
+    (checkpoints / ".step-000006.1.new").mkdir()
+    prune(tmp_path, keep=2)
+    assert names(tmp_path) == [
+        "best",
+        *(f"step-{step:06d}" for step in (1, 2, 4, 5)),
+    ]
+    assert last_sound(tmp_path) == checkpoints / "step-000002"
+
+
+def test_without_a_sound_one_a_run_returns_to_its_first(model: GPT2, tmp_path: Path) -> None:
+    save_steps(tmp_path, model, [0, 1])
+    assert last_sound(tmp_path).name == "step-000000"
+
+
+def test_leaving_a_course_keeps_its_best_under_another_name(model: GPT2, tmp_path: Path) -> None:
+    save_steps(tmp_path, model, [0, 2, 4, 6])
+    checkpoints = tmp_path / "checkpoints"
+    mark_best(checkpoints / "step-000004")
+    drop_after(tmp_path, 2)
+    assert names(tmp_path) == ["best", "best-000004", "step-000000", "step-000002"]
+    assert load_checkpoint(checkpoints / "best").step == 4
+    assert newest_checkpoint(tmp_path, lambda line: None) == checkpoints / "step-000002"
+    prune(tmp_path, keep=1)
+    assert "best-000004" in names(tmp_path)
+    save_steps(tmp_path, model, [4])
+    mark_best(checkpoints / "step-000004")
+    prune(tmp_path, keep=2)
+    assert names(tmp_path) == ["best", "step-000000", "step-000002", "step-000004"]
+
+
+def test_a_best_that_is_broken_is_not_kept(model: GPT2, tmp_path: Path) -> None:
+    save_steps(tmp_path, model, [0, 2])
+    mark_best(tmp_path / "checkpoints" / "step-000002")
+    (tmp_path / "checkpoints" / "step-000002" / "trainer.json").unlink()
+    drop_after(tmp_path, 0)
+    assert [path.name for path in saved_checkpoints(tmp_path)] == ["step-000000"]
+
+
+def test_what_cannot_be_written_is_one_line(model: GPT2, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file in the way")
+    with pytest.raises(RookworldError, match=r"the checkpoint cannot be written .* --resume"):
+        save_steps(tmp_path, model, [1])

@@ -1,0 +1,207 @@
+"""Two ranks do what one does, decide together, and do not hang."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import child_process
+from rookworld import distributed
+from rookworld.checkpoint import fault_of, saved_checkpoints
+from rookworld.errors import ConfigError
+from rookworld.model.weights import load_model
+from rookworld.step_metrics import Clock
+from rookworld.train import gather, learn
+from rookworld.trainer_state import new_state
+from tiny_training import metrics_of, tiny_rows, tiny_settings, write_jsonl
+
+
+def command(model: Path, rows: Path, out: Path, more: str = "") -> list[str]:
+    """Both tasks, flat groups, uneven shares, and everything that sums over ranks."""
+    flags = f"--model {model} --data {rows} --held-out {rows} --out {out} --device cpu --resume"
+    small = "--batch-size 3 --k-samples 4 --mix-env-ratio 0.3 --max-new-tokens 16"
+    kinds = "--baseline-type adaptive --reward-norm --adaptive-kl --lr-schedule constant"
+    rare = "--eval-policy-rows 1 --eval-environment-rows 0 --eval-every 0 --save-every 50"
+    return f"train {flags} {small} {kinds} {rare} {more}".split()
+
+
+def run_ranks(args: list[str], log: Path, count: int = 2) -> None:
+    children = child_process.ranks(args, log, count)
+    codes = [child_process.ended(child) for child in children]
+    assert codes == [0] * count, log.read_text()
+
+
+def furthest(found: Path, expected: Path) -> float:
+    """Largest difference of any weight."""
+    pairs = zip(load_model(found).parameters(), load_model(expected).parameters(), strict=True)
+    return max(float((a - b).detach().abs().max()) for a, b in pairs)
+
+
+def assert_same_trajectory(found: Path, expected: Path, steps: int) -> None:
+    mine, theirs = metrics_of(found), metrics_of(expected)
+    assert [line["step"] for line in mine] == list(range(1, steps + 1))
+    for one, other in zip(mine, theirs, strict=True):
+        assert one.keys() == other.keys()
+        for name in ("loss/total", "loss/policy", "reward/mean", "kl/exact", "policy/entropy"):
+            assert one[name] == pytest.approx(other[name], abs=1e-6), (one["step"], name)
+    assert furthest(found / "final", expected / "final") < 1e-6
+
+
+@pytest.fixture(scope="module")
+def alone(warm_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twenty steps of one process; the rows lie beside the run."""
+    folder = tmp_path_factory.mktemp("alone")
+    rows = write_jsonl(folder / "rows.jsonl", tiny_rows())
+    args = command(warm_folder, rows, folder / "run", "--steps 20 --lr 1e-4")
+    assert child_process.run(args, folder / "log") == 0
+    return folder / "run"
+
+
+def test_two_ranks_go_the_way_of_one(warm_folder: Path, alone: Path, tmp_path: Path) -> None:
+    rows = alone.with_name("rows.jsonl")
+    args = command(warm_folder, rows, tmp_path / "run", "--steps 20 --lr 1e-4")
+    run_ranks(args, tmp_path / "log")
+    assert_same_trajectory(tmp_path / "run", alone, 20)
+    assert furthest(alone / "final", warm_folder) > 1e-4
+
+
+@pytest.mark.parametrize(
+    "changing",
+    [[(10, 2), (20, 1)], pytest.param([(3, 2), (9, 1), (20, 4)], marks=pytest.mark.slow)],
+    ids=["2-1", "2-1-4"],
+)
+def test_the_number_of_ranks_may_change_on_resume(
+    warm_folder: Path, alone: Path, tmp_path: Path, changing: list[tuple[int, int]]
+) -> None:
+    rows = alone.with_name("rows.jsonl")
+    for steps, count in changing:
+        args = command(warm_folder, rows, tmp_path / "run", f"--steps {steps} --lr 1e-4")
+        run_ranks(args, tmp_path / "log", count)
+    assert_same_trajectory(tmp_path / "run", alone, 20)
+
+
+@pytest.mark.slow
+def test_two_ranks_with_a_value_head_go_the_way_of_one(warm_folder: Path, tmp_path: Path) -> None:
+    rows, log = write_jsonl(tmp_path / "rows.jsonl", tiny_rows()), tmp_path / "log"
+    for count in (1, 2):
+        out = tmp_path / str(count)
+        run_ranks(command(warm_folder, rows, out, "--steps 20 --lr 1e-4 --gae"), log, count)
+    assert_same_trajectory(tmp_path / "2", tmp_path / "1", 20)
+
+
+def test_a_rank_that_dies_ends_the_others_with_a_line_and_a_usable_checkpoint(
+    warm_folder: Path, tmp_path: Path
+) -> None:
+    rows, log = write_jsonl(tmp_path / "rows.jsonl", tiny_rows()), tmp_path / "log"
+    args = command(warm_folder, rows, tmp_path / "run", "--steps 10000")
+    first, second = child_process.ranks(args, log, 2)
+    while not (tmp_path / "run" / "metrics.jsonl").exists():
+        time.sleep(0.02)
+    second.kill()
+    assert child_process.ended(first, timeout_s=30) == 2
+    lines = [line for line in log.read_text().splitlines() if line.startswith("rookworld:")]
+    assert len(lines) == 1
+    assert "rank 0: another process of this training does not answer" in lines[0]
+    assert "--resume" in lines[0]
+    assert fault_of(saved_checkpoints(tmp_path / "run")[-1]) is None
+
+
+def steps_with_a_nan_on_one_rank(model: str, folder: str) -> None:
+    """Four steps; the third gradient of rank 1 is broken. Each rank writes what it has."""
+    settings = tiny_settings(Path(model), Path(folder) / "run", batch_size=4)
+    device = distributed.start("cpu")
+    state = new_state(settings, tiny_rows(), device)
+    weight: Any = state.learner.model.ln_f.weight
+    decisions = []
+    for number in range(4):
+        if number == 2 and distributed.rank() == 1:
+            weight.register_hook(lambda gradient: gradient * math.nan)
+        collected = gather(state, settings, None, Clock(device))
+        _, ruling = learn(state, collected, settings, Clock(device))
+        decisions.append(type(ruling.decision).__name__)
+        state.step += 1
+    kept = {"decisions": decisions, "weights": list(state.learner.model.parameters())}
+    torch.save(kept, Path(folder) / f"rank-{distributed.rank()}.pt")
+    distributed.stop()
+
+
+def test_a_nan_on_one_rank_skips_the_step_on_all(warm_folder: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    children = [
+        child_process.call(
+            steps_with_a_nan_on_one_rank,
+            (str(warm_folder), str(tmp_path)),
+            log,
+            child_process.rank_of(2, rank, log),
+        )
+        for rank in range(2)
+    ]
+    assert [child_process.ended(child) for child in children] == [0, 0], log.read_text()
+    first, second = (torch.load(tmp_path / f"rank-{rank}.pt") for rank in range(2))
+    assert first["decisions"] == second["decisions"] == ["Continue", "Continue", "Skip", "Skip"]
+    for one, other in zip(first["weights"], second["weights"], strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.slow
+def test_torchrun_goes_the_way_of_one(warm_folder: Path, tmp_path: Path) -> None:
+    rows = write_jsonl(tmp_path / "rows.jsonl", tiny_rows())
+    more = "--steps 20 --lr 1e-4"
+    two = "-m torch.distributed.run --standalone --nproc-per-node 2 -m rookworld"
+    for out, start in (("two", two), ("one", "-m rookworld")):
+        args = command(warm_folder, rows, tmp_path / out, more)
+        done = subprocess.run(
+            [sys.executable, *start.split(), *args],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("model: ") == 1
+    assert_same_trajectory(tmp_path / "two", tmp_path / "one", 20)
+
+
+# --- one process --------------------------------------------------------------------------------
+
+
+def test_alone_everything_is_ones_own() -> None:
+    values = torch.tensor([1.0, 2.0])
+    assert distributed.sum_over_ranks(values) is values
+    assert distributed.max_over_ranks(values) is values
+    assert distributed.share(5) == slice(0, 5)
+    assert distributed.gather_floats([1.0]) == [1.0]
+    assert distributed.from_first([2.0]) == [2.0]
+    assert distributed.any_rank(True)
+    assert not distributed.any_rank(False)
+    assert distributed.mean_by_name({"a": [6.0, 3.0], "none": [0.0, 0.0]}) == {"a": 2.0}
+    distributed.barrier()
+    distributed.stop()
+
+
+def test_shares_cover_everything_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for size in (1, 2, 3, 7):
+        monkeypatch.setattr(distributed, "world_size", lambda size=size: size)
+        for count in (0, 1, 5, 64):
+            taken = []
+            for rank in range(size):
+                monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+                taken += list(range(count))[distributed.share(count)]
+            assert taken == list(range(count))
+
+
+def test_a_device_that_is_not_there_is_the_users_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert distributed.pick_device("auto") == "cpu"
+    with pytest.raises(ConfigError, match="--device cuda: no CUDA device here"):
+        distributed.pick_device("cuda")
+    with pytest.raises(ConfigError, match="--device tpu"):
+        distributed.pick_device("tpu")

@@ -1,0 +1,350 @@
+"""Every flag of `rookworld train` reaches what it names."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rookworld import distributed, evaluate, update
+from rookworld import train as loop
+from rookworld.commands import judging
+from rookworld.commands.training import Recorder, measure, read_rows, read_settings
+from rookworld.errors import ConfigError
+from rookworld.runs import read_lines
+from rookworld.settings import TrainSettings
+from rookworld.step_metrics import Clock
+from rookworld.train import gather, lr_at, train
+from rookworld.trainer_state import (
+    State,
+    guard_settings,
+    kl_settings,
+    new_state,
+    reference_device,
+    reward_rules,
+    sampling,
+)
+from tiny_training import (
+    metrics_of,
+    no_evaluation,
+    one_thread,
+    tiny_rows,
+    tiny_tokenizer,
+    write_jsonl,
+)
+
+pytestmark = pytest.mark.usefixtures("single_thread")
+
+TOKENIZER = tiny_tokenizer()
+
+REACHES: list[tuple[str, Callable[[TrainSettings], Any], Any]] = [
+    ("--kl-coef 0.5", lambda s: kl_settings(s).coef, 0.5),
+    ("--adaptive-kl", lambda s: kl_settings(s).adaptive, True),
+    ("--target-kl 0.7", lambda s: kl_settings(s).target, 0.7),
+    ("--kl-coef-min 0.003", lambda s: kl_settings(s).coef_min, 0.003),
+    ("--kl-coef-max 7", lambda s: kl_settings(s).coef_max, 7),
+    ("--kl-warmup-steps 9", lambda s: kl_settings(s).warmup_steps, 9),
+    ("--kl-warmup-factor 0.3", lambda s: kl_settings(s).warmup_factor, 0.3),
+    (
+        "--kl-divergence-threshold 8",
+        lambda s: guard_settings(s).kl_divergence_threshold,
+        8,
+    ),
+    ("--adaptive-threshold", lambda s: guard_settings(s).adaptive_threshold, True),
+    ("--recovery-lr-factor 0.1", lambda s: guard_settings(s).recovery_lr_factor, 0.1),
+    ("--max-consecutive-nans 9", lambda s: guard_settings(s).max_consecutive_nans, 9),
+    ("--max-recoveries 9", lambda s: guard_settings(s).max_recoveries, 9),
+    ("--entropy-floor 0.5", lambda s: guard_settings(s).entropy_floor, 0.5),
+    ("--reward-shaping binary", lambda s: reward_rules(s).shaping, "binary"),
+    ("--p-malformed -0.7", lambda s: reward_rules(s).p_malformed, -0.7),
+    ("--a-malformed -0.8", lambda s: reward_rules(s).a_malformed, -0.8),
+    ("--temperature 0.5", lambda s: {t.temperature for t in both(s)}, {0.5}),
+    ("--top-p 0.5", lambda s: {t.top_p for t in both(s)}, {0.5}),
+    ("--top-k 5", lambda s: {t.top_k for t in both(s)}, {5}),
+    ("--max-new-tokens 33", lambda s: {t.max_new_tokens for t in both(s)}, {33}),
+    ("--p-temperature 0.5", lambda s: [t.temperature for t in both(s)], [0.5, 1.0]),
+    ("--a-temperature 0.5", lambda s: [t.temperature for t in both(s)], [1.0, 0.5]),
+    ("--p-top-p 0.5", lambda s: [t.top_p for t in both(s)], [0.5, 1.0]),
+    ("--a-top-p 0.5", lambda s: [t.top_p for t in both(s)], [1.0, 0.5]),
+    ("--ref-device cpu", lambda s: reference_device(s, torch.device("meta")).type, "cpu"),
+    ("--clip-range 0.05", lambda s: s.clip_range, 0.05),
+    ("--clip-range-high 0.4", lambda s: s.clip_high, 0.4),
+    ("--clip-range 0.1 --clip-range-high None", lambda s: s.clip_high, 0.1),
+]
+
+
+def both(settings: TrainSettings) -> list[Any]:
+    return list(sampling(settings, TOKENIZER).values())
+
+
+@pytest.mark.parametrize(("flags", "reached", "expected"), REACHES, ids=[r[0] for r in REACHES])
+def test_a_flag_reaches_what_it_names(
+    flags: str, reached: Callable[[TrainSettings], Any], expected: Any
+) -> None:
+    assert reached(read_settings([], "rookworld train")) != expected
+    assert reached(read_settings(flags.split(), "rookworld train")) == expected
+
+
+@pytest.fixture
+def rules_seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What one step hands to the pure functions."""
+    return watch_rules(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def plain_rules(warm_folder: Path) -> dict[str, Any]:
+    """The same of a step without flags."""
+    with pytest.MonkeyPatch.context() as monkeypatch, one_thread():
+        seen = watch_rules(monkeypatch)
+        first_step("", warm_folder)
+    return seen
+
+
+def watch_rules(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    seen: dict[str, Any] = {}
+
+    def spy(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def watched(*args: Any, **options: Any) -> Any:
+            seen[name] = (args, options)
+            return real(*args, **options)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    for name in ("AdvantageSettings", "LossSettings", "Draw", "gae", "token_stats", "micro_packs"):
+        spy(update, name)
+    return seen
+
+
+BY_A_STEP: list[tuple[str, Callable[[dict[str, Any]], Any], Any]] = [
+    ("--baseline-type rloo", lambda seen: seen["AdvantageSettings"][1]["baseline"], "rloo"),
+    ("--advantage-scale none", lambda seen: seen["AdvantageSettings"][1]["scale"], "none"),
+    ("--advantage-std-floor 0.3", lambda seen: seen["AdvantageSettings"][1]["std_floor"], 0.3),
+    ("--advantage-clip 2", lambda seen: seen["AdvantageSettings"][1]["clip"], 2),
+    ("--loss gspo", lambda seen: seen["LossSettings"][1]["name"], "gspo"),
+    ("--clip-range 0.05", lambda seen: seen["LossSettings"][1]["clip_low"], 0.05),
+    ("--clip-range-high 0.4", lambda seen: seen["LossSettings"][1]["clip_high"], 0.4),
+    ("--tv-delta 0.4", lambda seen: seen["LossSettings"][1]["tv_delta"], 0.4),
+    ("--temperature 0.8", lambda seen: seen["Draw"][1]["temperature"], 0.8),
+    ("--top-p 0.8", lambda seen: seen["Draw"][1]["top_p"], 0.8),
+    ("--top-k 40", lambda seen: seen["Draw"][1]["top_k"], 40),
+    ("--gae --gamma 0.7", lambda seen: seen.get("gae", [[0] * 5])[0][3], 0.7),
+    ("--gae --gae-lambda 0.6", lambda seen: seen.get("gae", [[0] * 5])[0][4], 0.6),
+    ("--kl-type reverse", lambda seen: seen["token_stats"][1]["kind"], "reverse"),
+    ("--micro-tokens 512", lambda seen: seen["micro_packs"][0][1], 512),
+]
+SMALL = "--mix-env-ratio 0 --max-new-tokens 16 --k-samples 3 --batch-size 2 --device cpu"
+
+
+def first_step(flags: str, model: Path) -> tuple[State, TrainSettings]:
+    args = f"--model {model} {SMALL} {flags}".split()
+    settings = read_settings(args, "rookworld train")
+    state = new_state(settings, tiny_rows(), torch.device("cpu"))
+    collected = gather(state, settings, None, Clock(torch.device("cpu")))
+    micros = update.prepare(collected.groups, state.learner, settings, state.tokenizer.eos)
+    update.set_advantages(micros, state.learner, settings, state.running, None, 0.1)
+    totals = update.totals_of(micros, 8)
+    assert totals is not None
+    update.gradient(micros, state.learner, totals, settings, 0.1)
+    return state, settings
+
+
+@pytest.mark.parametrize(("flags", "reached", "expected"), BY_A_STEP, ids=[r[0] for r in BY_A_STEP])
+def test_a_flag_reaches_the_step(
+    flags: str,
+    reached: Callable[[dict[str, Any]], Any],
+    expected: Any,
+    rules_seen: dict[str, Any],
+    plain_rules: dict[str, Any],
+    warm_folder: Path,
+) -> None:
+    first_step(flags, warm_folder)
+    assert reached(rules_seen) == expected
+    assert reached(rules_seen) != reached(plain_rules)
+
+
+BY_THE_STATE: list[tuple[str, Callable[[State, TrainSettings], Any], Any]] = [
+    ("--seed 4", lambda state, s: state.prompts.seed, 4),
+    ("--mix-env-ratio 0.5", lambda state, s: state.prompts.ratio, 0.5),
+    ("--weight-decay 0.3", lambda state, s: state.optimizer.param_groups[0]["weight_decay"], 0.3),
+    ("--lr 0.5 --lr-warmup-steps 0", lambda state, s: lr_at(state, s), 0.5),
+    ("--lr 0.5 --lr-warmup-steps 5", lambda state, s: lr_at(state, s), 0.1),
+    ("--gae", lambda state, s: state.learner.value_head is not None, True),
+]
+
+
+@pytest.mark.parametrize(
+    ("flags", "reached", "expected"), BY_THE_STATE, ids=[r[0] for r in BY_THE_STATE]
+)
+def test_a_flag_reaches_the_state(
+    flags: str,
+    reached: Callable[[State, TrainSettings], Any],
+    expected: Any,
+    tiny_folder: Path,
+) -> None:
+    def made(more: str) -> tuple[State, TrainSettings]:
+        args = f"--model {tiny_folder} {SMALL} {more}".split()
+        settings = read_settings(args, "rookworld train")
+        return new_state(settings, tiny_rows(), torch.device("cpu")), settings
+
+    assert reached(*made("")) != pytest.approx(expected)
+    assert reached(*made(flags)) == pytest.approx(expected)
+
+
+# --- seen in the run folder ---------------------------------------------------------------------
+
+
+def last(run: Path, name: str) -> Any:
+    return metrics_of(run)[-1][name]
+
+
+def total(run: Path, name: str) -> float:
+    return sum(float(line[name]) for line in metrics_of(run))
+
+
+def lines(run: Path, name: str) -> int:
+    return sum(1 for _ in read_lines(run / name))
+
+
+def folders(run: Path) -> int:
+    return len(list((run / "checkpoints").glob("step-*")))
+
+
+BY_A_RUN: list[tuple[str, Callable[[Path], Any]]] = [
+    ("--steps 2", lambda run: lines(run, "metrics.jsonl")),
+    ("--batch-size 3", lambda run: last(run, "reward/mean")),
+    ("--k-samples 4", lambda run: len(next(read_lines(run / "rollouts.jsonl"))["answers"])),
+    ("--lr-schedule constant", lambda run: last(run, "lr")),
+    ("--clip-norm 1e-9", lambda run: last(run, "kl/exact")),
+    ("--updates-per-rollout 2", lambda run: last(run, "policy/ratio_max") > 1.0001),
+    ("--kl-type k2", lambda run: last(run, "loss/kl")),
+    ("--kl-collect-cap 0.01", lambda run: total(run, "kl/left_out")),
+    ("--ref-sync-every 1", lambda run: last(run, "kl/exact") < 1e-7),
+    ("--ref-reset-kl 1e-9", lambda run: state_of(run)["kl_high"]),
+    ("--gae --value-coef 3", lambda run: last(run, "loss/total") > 3 * last(run, "loss/value") > 0),
+    ("--entropy-coef 0.5", lambda run: last(run, "loss/total") < -0.1),
+    ("--flat-tries 0", lambda run: state_of(run)["position"]),
+    ("--reward-norm", lambda run: state_of(run)["norm"]["batches"]),
+    ("--eval-every 1", lambda run: lines(run, "eval.jsonl")),
+    ("--save-every 50", folders),
+    ("--keep 1", folders),
+    ("--sample-every 1", lambda run: lines(run, "rollouts.jsonl")),
+    ("--dtype bfloat16", lambda run: last(run, "sampler/logp_gap") > 1e-4),
+]
+
+
+def state_of(run: Path) -> dict[str, Any]:
+    newest = max((run / "checkpoints").glob("step-*"))
+    return next(read_lines(newest / "trainer.json"))
+
+
+def run_of(model: Path, folder: Path, flags: str) -> Path:
+    rare = "--steps 3 --eval-every 0 --save-every 1 --sample-every 0 --lr 1e-3"
+    args = f"--model {model} --out {folder} {SMALL} --lr-warmup-steps 0 {rare} {flags}".split()
+    train(read_settings(args, "rookworld train"), tiny_rows(), no_evaluation)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain_run(warm_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with one_thread():
+        return run_of(warm_folder, tmp_path_factory.mktemp("runs") / "plain", "")
+
+
+@pytest.mark.parametrize(("flags", "seen"), BY_A_RUN, ids=[r[0] for r in BY_A_RUN])
+def test_a_flag_is_seen_in_the_run(
+    flags: str, seen: Callable[[Path], Any], plain_run: Path, warm_folder: Path, tmp_path: Path
+) -> None:
+    assert seen(run_of(warm_folder, tmp_path / "run", flags)) != seen(plain_run)
+
+
+# --- handed to the surroundings -----------------------------------------------------------------
+
+ELSEWHERE = """
+model data held_out out resume dry_run eval_policy_rows eval_environment_rows eval_mates judge
+engine nodes log_dir wandb device compile reward_warmup_steps
+"""
+"""Fields that the tests below, or those of resuming and of the commands, look after."""
+
+
+def test_evaluation_flags_choose_the_held_out_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(evaluate, "held_out_from", lambda source, **n: asked.update(n, of=source))
+    flags = "--held-out x --eval-policy-rows 3 --eval-environment-rows 4 --eval-mates 5"
+    measure(read_settings(flags.split(), "rookworld train"))
+    assert asked == {"of": "x", "n_policy": 3, "n_environment": 4, "n_mates": 5}
+
+
+def test_data_may_be_several_sources(tmp_path: Path) -> None:
+    one = write_jsonl(tmp_path / "one.jsonl", tiny_rows(2, 0))
+    two = write_jsonl(tmp_path / "two.jsonl", tiny_rows(0, 3))
+    settings = read_settings(["--data", str(one), str(two)], "rookworld train")
+    assert len(read_rows(settings.data)) == 5
+
+
+def test_judge_flags_choose_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    missing = str(tmp_path / "no-engine")
+    settings = read_settings(
+        f"--judge stockfish --engine {missing} --nodes 7".split(), "rookworld train"
+    )
+    assert settings.nodes == 7
+    with (
+        pytest.raises(Exception, match="no-engine"),
+        judging.open_judge(settings.judge, settings.engine, settings.nodes),
+    ):
+        pass
+    with judging.open_judge("labels", None, 1) as judge:
+        assert judge is None
+
+
+def test_loggers_that_are_not_installed_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for flags, extra in ((f"--log-dir {tmp_path}", "tensorboard"), ("--wandb", "wandb")):
+        recorder = Recorder(read_settings(flags.split(), "rookworld train"))
+        with pytest.raises(ConfigError, match=extra), recorder:
+            pass
+
+
+def test_compiling_is_asked_for_block_by_block(
+    monkeypatch: pytest.MonkeyPatch, tiny_folder: Path
+) -> None:
+    compiled: list[nn.Module] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda block, **options: compiled.append(block))
+    args = f"--model {tiny_folder} {SMALL} --compile".split()
+    state = new_state(read_settings(args, "rookworld train"), tiny_rows(), torch.device("cpu"))
+    assert compiled == list(state.learner.model.h)
+
+
+def test_content_counts_more_and_more_while_rewards_warm_up(
+    monkeypatch: pytest.MonkeyPatch, tiny_folder: Path
+) -> None:
+    progress: list[float] = []
+    monkeypatch.setattr(loop, "collect", lambda *args, **options: progress.append(args[4]))
+    args = f"--model {tiny_folder} {SMALL} --reward-warmup-steps 100".split()
+    settings = read_settings(args, "rookworld train")
+    state = new_state(settings, tiny_rows(), torch.device("cpu"))
+    for state.step in (0, 50, 100, 200):
+        gather(state, settings, None, Clock(torch.device("cpu")))
+    assert progress == [0.0, 0.5, 1.0, 1.0]
+
+
+def test_the_device_is_where_the_run_begins() -> None:
+    settings = read_settings(["--device", "cpu"], "rookworld train")
+    assert distributed.start(settings.device) == torch.device("cpu")
+
+
+def test_no_flag_is_forgotten_here() -> None:
+    tables = [row[0] for table in (REACHES, BY_A_STEP, BY_THE_STATE, BY_A_RUN) for row in table]
+    words = " ".join(tables).split()
+    seen = {word[2:].replace("-", "_") for word in words if word.startswith("--")}
+    fields = {field.name for field in dataclasses.fields(TrainSettings)}
+    assert fields - seen - set(ELSEWHERE.split()) == set()
+    assert seen | set(ELSEWHERE.split()) <= fields

@@ -1,0 +1,199 @@
+"""Supervised training: the loss falls, however a step is cut, and a resumed run is bit-exact."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rookworld import packing, pretrain
+from rookworld.checkpoint import newest_checkpoint
+from rookworld.data.sources import load_rows
+from rookworld.errors import ConfigError, Diverged
+from rookworld.model.tokenizer import Tokenizer
+from rookworld.model.weights import load_model
+from rookworld.packing import Packed
+from rookworld.runs import read_lines
+from rookworld.settings import PRETRAIN_PRESETS, PretrainSettings
+from rookworld.sources import load_sources, pick_tokenizer, split_share
+from rookworld.tasks.task import EnvironmentRow, PolicyRow
+
+TINY = PretrainSettings(
+    n_layer=2, n_embd=32, n_head=2, steps=6, batch_size=12, log_every=1, lr_warmup_steps=2,
+    save_every=2, eval_every=0, device="cpu",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return pick_tokenizer("chess")
+
+
+@pytest.fixture(scope="module")
+def sources(tokenizer: Tokenizer) -> list[tuple[Packed, float]]:
+    rows = load_rows("embedded:train")
+    policy = [row for row in rows if isinstance(row, PolicyRow)][:40]
+    environment = [row for row in rows if isinstance(row, EnvironmentRow)][:20]
+    return [
+        (packing.pack_policy(policy, tokenizer), 3.0),
+        (packing.pack_environment(environment, tokenizer), 1.0),
+    ]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(load_model(folder).named_parameters())
+
+
+def test_the_loss_falls_and_the_run_folder_is_readable(
+    tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[Packed, float]]
+) -> None:
+    settings = replace(TINY, steps=30, out=tmp_path, save_every=30)
+    final = pretrain.pretrain(settings, sources, tokenizer)
+    losses = [line["loss/total"] for line in read_lines(tmp_path / "metrics.jsonl")]
+    assert len(losses) == 30
+    assert losses[-1] < losses[0] - 0.5
+    assert (tmp_path / "DONE").exists()
+    assert Tokenizer.load(final).vocab_size == tokenizer.vocab_size
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5])
+def test_a_resumed_run_is_bit_exact(
+    tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[Packed, float]], stop: int
+) -> None:
+    whole = pretrain.pretrain(replace(TINY, out=tmp_path / "whole"), sources, tokenizer)
+
+    class Killed(Exception):
+        pass
+
+    def kill(step: int, metrics: dict[str, float]) -> None:
+        if step == stop:
+            raise Killed
+
+    settings = replace(TINY, out=tmp_path / "cut")
+    with pytest.raises(Killed):
+        pretrain.pretrain(settings, sources, tokenizer, on_step=kill)
+    resumed = pretrain.pretrain(replace(settings, resume=True), sources, tokenizer)
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(resumed)[name]), name
+    steps = [line["step"] for line in read_lines(tmp_path / "cut" / "metrics.jsonl")]
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_gradient_is_the_same_however_a_step_is_cut(
+    tokenizer: Tokenizer, sources: list[tuple[Packed, float]]
+) -> None:
+    device = torch.device("cpu")
+    state = pretrain.new_state(TINY, tokenizer, device)
+    found = []
+    for budget in (200, 100_000):
+        settings = replace(TINY, micro_tokens=budget)
+        placed = pretrain.place(sources, settings, device)
+        symmetries = pretrain.symmetry_tables(tokenizer, settings, device)
+        batches = list(pretrain.step_batches(state, placed, symmetries, settings, device))
+        for micro in batches:
+            loss, _ = pretrain.micro_loss(
+                state.model, micro, pretrain.field_weights(settings, device)
+            )
+            loss.backward()  # type: ignore[no-untyped-call]
+        found.append(
+            (len(batches), [p.grad.clone() for p in state.model.parameters() if p.grad is not None])
+        )
+        state.model.zero_grad()
+    (many, first), (few, second) = found
+    assert many > few
+    for one, other in zip(first, second, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_every_row_comes_once_an_epoch_in_a_new_order() -> None:
+    steps = [pretrain.rows_of_step(10, 4, step, seed=1) for step in range(5)]
+    rows = np.concatenate(steps)
+    assert sorted(rows[:10]) == sorted(rows[10:]) == list(range(10))
+    assert rows[:10].tolist() != rows[10:].tolist()
+
+
+def test_rows_of_like_length_share_a_pass() -> None:
+    lengths = np.array([85, 160, 73, 85, 151], dtype=np.int16)
+    cuts = [part.tolist() for part in pretrain.cut(lengths, np.arange(5), 10_000)]
+    assert cuts == [[2, 0, 3], [4, 1]]
+    small = [part.tolist() for part in pretrain.cut(lengths, np.arange(5), 170)]
+    assert small == [[2, 0], [3], [4], [1]]
+
+
+def test_prompts_are_no_targets(tokenizer: Tokenizer, sources: list[tuple[Packed, float]]) -> None:
+    """Changing a prompt's tokens as targets must not change the loss: their weight is zero."""
+    packed = sources[0][0]
+    table = pretrain.field_weights(TINY, torch.device("cpu"))
+    assert float(table[packing.PROMPT]) == 0
+    for row in range(len(packed)):
+        assert (packed.fields[row, : packed.prompts[row]] == packing.PROMPT).all()
+
+
+def test_the_rate_rises_then_falls_to_its_share() -> None:
+    settings = replace(TINY, steps=100, lr_warmup_steps=10, lr_final=0.1)
+    factors = [pretrain.rate_factor(step, settings) for step in range(100)]
+    assert factors[0] == pytest.approx(0.1)
+    assert factors[10] == pytest.approx(1.0)
+    assert factors[-1] == pytest.approx(0.1, abs=0.001)
+    assert factors[55] == pytest.approx(0.55, abs=0.01)
+
+
+def test_muon_sees_query_key_and_value_apart(tokenizer: Tokenizer) -> None:
+    state = pretrain.new_state(TINY, tokenizer, torch.device("cpu"))
+    names = [tuple(view.shape) for view, _, _ in state.matrices]
+    assert names.count((32, 32)) == 2 * 4
+    view, weight, rows = state.matrices[0]
+    with torch.no_grad():
+        view.fill_(7.0)
+    assert bool((weight[rows] == 7.0).all())
+
+
+def test_a_loss_that_is_not_a_number_stops_with_a_reason() -> None:
+    with pytest.raises(Diverged, match="lower --lr"):
+        pretrain.check_finite({"loss/total": math.nan, "guard/skipped": 0.0, "lr": 1.0})
+
+
+def test_gradients_that_are_not_finite_do_not_move_weights() -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.grad = torch.tensor([1.0, math.nan, 2.0])
+    pretrain.scale_gradients([weight], torch.tensor(2.0), clip_norm=1.0)
+    assert weight.grad.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_corrupt_checkpoint_is_passed_over(
+    tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[Packed, float]]
+) -> None:
+    pretrain.pretrain(replace(TINY, out=tmp_path, save_every=3), sources, tokenizer)
+    newest = tmp_path / "checkpoints" / "step-000006" / "model.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-10])
+    said: list[str] = []
+    found = newest_checkpoint(tmp_path, said.append)
+    assert found is not None and found.name == "step-000003"
+    assert "step-000006" in said[0] and "\n" not in said[0]
+
+
+def test_presets_are_settings() -> None:
+    for values in PRETRAIN_PRESETS.values():
+        replace(TINY, **values)
+
+
+def test_shares_of_sources(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    assert split_share("rows.parquet=2.5") == ("rows.parquet", 2.5)
+    assert split_share("rows.parquet") == ("rows.parquet", None)
+    with pytest.raises(ConfigError, match="positive number"):
+        split_share("rows.parquet=much")
+    with pytest.raises(ConfigError, match="every source"):
+        load_sources(["embedded:test=1", "embedded:validation"], tokenizer, hard=0.5, softness=0.03)
+
+
+def test_what_does_not_fit_is_refused(
+    tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[Packed, float]]
+) -> None:
+    with pytest.raises(ConfigError, match="does not fit --n-positions 100"):
+        pretrain.pretrain(replace(TINY, n_positions=100, out=tmp_path), sources, tokenizer)
+    with pytest.raises(ConfigError, match="too small"):
+        pretrain.pretrain(replace(TINY, batch_size=1, out=tmp_path), sources, tokenizer)

@@ -1,0 +1,307 @@
+"""The page: what is in it, what cannot get into it, and that a real browser draws it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from made_runs import ANALYSIS, JUNK, made_run, step_metrics
+from rookworld import gallery
+from rookworld.errors import RookworldError
+from rookworld.records import read_run
+from rookworld.report import ReportSettings, page, serving, write_report
+from rookworld.report_data import PANELS, page_data, thin
+from rookworld.runs import write_json
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+SCREENSHOTS = Path(__file__).parent.parent / "test-output"
+MOST_BYTES = 6_000_000
+
+
+def data_in(text: str) -> dict[str, object]:
+    found = re.search(r'<script id="data" type="application/json">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    value: dict[str, object] = json.loads(found[1])
+    return value
+
+
+def test_the_file_needs_nothing_else(tmp_path: Path) -> None:
+    target = write_report(ReportSettings(runs=(made_run(tmp_path / "run"),)))
+    text = target.read_text()
+    assert target == tmp_path / "run" / "report.html"
+    assert len(text) < MOST_BYTES
+    assert "{{" not in text.replace("{{data}}", "", 6)
+    links = re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?(https?:[^"')\s]*)""", text)
+    assert links == []
+
+
+def test_text_of_a_model_is_never_markup(tmp_path: Path) -> None:
+    folder = made_run(tmp_path / "<b>run")
+    text = page(page_data([folder]))
+    assert "<script>alert" not in text
+    assert "<b>run" not in text
+    cards = data_in(text)["runs"][0]["gallery"]  # type: ignore[index]
+    assert JUNK in {answer["text"] for card in cards for answer in card["answers"]}
+
+
+def test_every_logged_metric_is_in_a_panel(tmp_path: Path) -> None:
+    data = page_data([made_run(tmp_path / "run")])
+    shown = {name for panel in data["panels"] for name in panel["metrics"]}
+    assert shown == set(step_metrics(1, 0.0)) - {"step"}
+    assert data["panels"][-1]["title"] == "novel"
+
+
+def test_every_metric_of_a_panel_is_explained() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text()
+    named = {name for panel in PANELS for name in panel.metrics}
+    assert [name for name in sorted(named) if f"`{name}`" not in text] == []
+
+
+def test_limits_come_from_the_runs_own_settings(tmp_path: Path) -> None:
+    run = page_data([made_run(tmp_path / "run")])["runs"][0]
+    assert run["limits"]["KL to the reference"] == [["guard acts", 0.9], ["guard warns", 0.8]]
+
+
+def test_before_and_after_marks_only_clear_changes(tmp_path: Path) -> None:
+    rows = page_data([made_run(tmp_path / "run")])["runs"][0]["held_out"]
+    assert {row["name"]: row["clear"] for row in rows} == {
+        "reward/greedy": True,
+        "reward/sampled": True,
+        "P/best": False,
+        "P/win_loss": True,
+        "A/by_kind/castle": False,
+    }
+
+
+def test_settings_that_differ(tmp_path: Path) -> None:
+    one, two = made_run(tmp_path / "one"), made_run(tmp_path / "two", lr=1e-5)
+    data = page_data([one, two])
+    assert data["diff"] == [{"key": "lr", "values": [2e-5, 1e-5]}]
+    changed = {row["key"]: row["value"] for row in data["runs"][1]["changed"]}
+    assert changed == {"steps": 40, "lr": 1e-5}
+
+
+def test_long_series_are_means_of_neighbours(tmp_path: Path) -> None:
+    import numpy as np
+
+    steps = np.arange(1, 2501, dtype=np.float64)
+    kept, series = thin(steps, {"x": steps, "gone": np.full(2500, np.nan)})
+    assert kept[:2] == [1, 4]
+    assert series["x"][:2] == [2.0, 5.0]
+    assert list(series) == ["x"]
+
+
+def test_an_empty_run_beside_a_whole_one(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    old = made_run(tmp_path / "old")
+    write_json(old / "origin.json", {"version": "0.0.1"})
+    data = page_data([tmp_path / "empty", old])
+    assert [len(run["notes"]) for run in data["runs"]] == [1, 1]
+    page(data)
+
+
+def test_nothing_to_show_is_the_users_to_know(tmp_path: Path) -> None:
+    with pytest.raises(RookworldError, match="no run folder given"):
+        write_report(ReportSettings())
+
+
+# --- positions ---
+
+
+def test_an_analysis_becomes_arrows(tmp_path: Path) -> None:
+    card = gallery.card(read_run(made_run(tmp_path / "run")).rollouts[0])
+    assert card is not None
+    good, illegal, junk = card["answers"]
+    assert good["arrows"].count("<line") == 5
+    assert good["lines"][0] == {
+        "move": "e4",
+        "legal": True,
+        "score": "+0.40",
+        "known": True,
+        "chosen": True,
+    }
+    assert gallery.WRONG in illegal["arrows"]
+    assert not illegal["lines"][0]["legal"]
+    assert junk["arrows"] == ""
+    assert card["truth"]["arrows"].count(gallery.ENGINE) == 10
+
+
+def test_a_transition_becomes_a_board_with_its_wrong_squares(tmp_path: Path) -> None:
+    card = gallery.card(read_run(made_run(tmp_path / "run")).rollouts[1])
+    assert card is not None
+    assert card["caption"] == "after e4 (quiet)"
+    assert sorted((one["board"] is None, one["board"] or 0) for one in card["answers"]) == [
+        (False, 0),
+        (False, 1),
+        (True, 0),
+    ]
+    assert card["boards"][1].count(gallery.WRONG) == 2
+    assert "<defs" not in card["boards"][0]
+
+
+def test_a_record_that_cannot_be_drawn_is_left_out() -> None:
+    assert gallery.card({"step": 1, "task": "P", "truth": {"fen": "no position"}}) is None
+    assert gallery.card({"step": 1, "task": "P"}) is None
+    empty = gallery.card({"step": 1, "task": "P", "truth": {"fen": ANALYSIS.fen}})
+    assert empty is not None
+    assert empty["answers"] == []
+
+
+@pytest.mark.parametrize(
+    ("cp", "text"), [(40, "+0.40"), (-130, "−1.30"), (99_997, "#3"), (-99_999, "−#1"), (0, "+0.00")]
+)
+def test_scores_as_players_write_them(cp: int, text: str) -> None:
+    assert gallery.score_text(cp) == text
+
+
+# --- following ---
+
+
+@contextmanager
+def served(*runs: Path) -> Iterator[http.client.HTTPConnection]:
+    with serving(ReportSettings(runs=runs, watch=True, port=0)) as (address, serve):
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        port = int(address.rstrip("/").rsplit(":", 1)[1])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        try:
+            yield connection
+        finally:
+            connection.close()
+            serve.__self__.shutdown()  # type: ignore[attr-defined]
+            thread.join()
+
+
+def asked(
+    connection: http.client.HTTPConnection, path: str, **headers: str
+) -> tuple[int, str, str]:
+    connection.request("GET", path, headers={k.replace("_", "-"): v for k, v in headers.items()})
+    answer = connection.getresponse()
+    return answer.status, answer.getheader("ETag") or "", answer.read().decode()
+
+
+def test_watching_sees_a_run_grow(tmp_path: Path) -> None:
+    folder = made_run(tmp_path / "run", done=False)
+    with served(folder) as connection:
+        assert asked(connection, "/")[0] == 200
+        status, tag, body = asked(connection, "/data")
+        assert status == 200
+        assert len(json.loads(body)["runs"][0]["x"]) == 40
+        assert asked(connection, "/data", If_None_Match=tag)[0] == 304
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(step_metrics(41, 1.0)) + "\n")
+        status, _, body = asked(connection, "/data", If_None_Match=tag)
+        assert status == 200
+        assert len(json.loads(body)["runs"][0]["x"]) == 41
+
+
+def test_watching_serves_its_own_machine_and_two_paths(tmp_path: Path) -> None:
+    with served(made_run(tmp_path / "run")) as connection:
+        assert asked(connection, "/data", Host="evil.example")[0] == 403
+        assert asked(connection, "/../config.json")[0] == 404
+
+
+def test_a_taken_port_is_one_line(tmp_path: Path) -> None:
+    folder = made_run(tmp_path / "run")
+    with serving(ReportSettings(runs=(folder,), port=0)) as (address, _):
+        port = int(address.rstrip("/").rsplit(":", 1)[1])
+        with (
+            pytest.raises(RookworldError, match=f"--port {port}"),
+            serving(ReportSettings(runs=(folder,), port=port)),
+        ):
+            pass
+
+
+# --- a real browser ---
+
+
+def browse(file: Path, profile: Path, *flags: str) -> tuple[str, list[str]]:
+    """Open a page in Chromium; what it printed and the lines of its console."""
+    assert CHROMIUM is not None
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    command += [f"--user-data-dir={profile}", "--enable-logging=stderr"]
+    command += ["--virtual-time-budget=3000", *flags, file.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+def made_sweep(folder: Path) -> Path:
+    """A sweep of three trials, one of which failed, with the run of the best."""
+    trials = [
+        {
+            "number": number,
+            "params": {"lr": lr, "batch_size,k_samples": [1, 2]},
+            "state": "done" if value is not None else "failed",
+            "value": value,
+            "cause": None if value is not None else "diverged_kl",
+            "folder": f"trials/{number:04d}",
+        }
+        for number, (lr, value) in enumerate(((1e-5, 0.5), (2e-5, 0.6), (1e-3, None)))
+    ]
+    made_run(folder / "trials" / "0001")
+    write_json(
+        folder / "sweep.json",
+        {"name": "small", "metric": "reward/sampled", "planned": 4, "trials": trials},
+    )
+    return folder
+
+
+def test_a_sweep_shows_its_best_runs(tmp_path: Path) -> None:
+    data = page_data([made_sweep(tmp_path / "sweep")])
+    assert data["sweep"]["survival"] == pytest.approx(2 / 3)
+    assert data["sweep"]["causes"] == {"diverged_kl": 1}
+    assert [run["name"] for run in data["runs"]] == ["0001"]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_browser_draws_a_sweep(tmp_path: Path) -> None:
+    target = write_report(ReportSettings(runs=(made_sweep(tmp_path / "sweep"),)))
+    document, console = browse(target, tmp_path / "profile", "--dump-dom")
+    assert console == []
+    assert document.count("<path d=") >= 3
+    assert "What mattered" in document
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_browser_draws_a_run_that_is_empty_or_foreign(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    old = made_run(tmp_path / "old", steps=1)
+    (old / "metrics.jsonl").write_text('{"step": 1, "mean_reward": 0.5}\n{"step": 2, "mean_r')
+    for name in ("config.json", "origin.json", "rollouts.jsonl"):
+        (old / name).unlink()
+    target = tmp_path / "report.html"
+    write_report(ReportSettings(runs=(tmp_path / "empty", old), out=target))
+    document, console = browse(target, tmp_path / "profile", "--dump-dom")
+    assert console == []
+    assert "nothing has been logged yet" in document
+    assert "1 of 2 lines cut off" in document
+    assert "mean_reward" in document
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_browser_draws_curves_and_boards(tmp_path: Path) -> None:
+    one, two = made_run(tmp_path / "one"), made_run(tmp_path / "two", lr=1e-5)
+    target = tmp_path / "report.html"
+    write_report(ReportSettings(runs=(one, two), out=target))
+    document, console = browse(target, tmp_path / "profile", "--dump-dom")
+    assert console == []
+    panels = len(page_data([one, two])["panels"])
+    assert document.count("<canvas") == panels + 1
+    assert document.count('<div class="board"><svg') >= 4
+    assert document.count('class="arrow"') >= 20
+    SCREENSHOTS.mkdir(exist_ok=True)
+    for name, flags in (("light", ()), ("dark", ("--blink-settings=preferredColorScheme=0",))):
+        picture = SCREENSHOTS / f"report-{name}.png"
+        picture.unlink(missing_ok=True)
+        shot = ("--window-size=1280,3600", f"--screenshot={picture}", *flags)
+        assert browse(target, tmp_path / "profile", *shot)[1] == []
+        assert picture.stat().st_size > 50_000

@@ -1,0 +1,258 @@
+"""A run stopped anywhere and resumed is the run that never stopped, bit by bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import child_process
+from rookworld.checkpoint import saved_checkpoints
+from rookworld.errors import RookworldError
+from rookworld.runs import read_lines
+from rookworld.settings import TrainSettings
+from rookworld.step_metrics import Metrics
+from rookworld.train import Hooks, Interrupted, train
+from tiny_training import (
+    metrics_of,
+    tiny_rows,
+    tiny_settings,
+    weight_evaluation,
+    weights_of,
+    write_jsonl,
+)
+
+pytestmark = pytest.mark.usefixtures("single_thread")
+
+STREAMS = ("eval.jsonl", "events.jsonl", "rollouts.jsonl")
+EVERYTHING: dict[str, Any] = {
+    "gae": True,
+    "ref_sync_every": 3,
+    "adaptive_kl": True,
+    "target_kl": 1e-4,
+    "reward_norm": True,
+    "mix_env_ratio": 0.5,
+    "reward_warmup_steps": 4,
+    "adaptive_threshold": True,
+}
+
+
+def stopped_at(step: int) -> Hooks:
+    """Ctrl-C during a step."""
+
+    def interrupt(done: int, metrics: Metrics) -> None:
+        if done == step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return Hooks(on_step=interrupt)
+
+
+def whole(settings: TrainSettings, folder: Path) -> Path:
+    """The same run, never stopped."""
+    train(replace(settings, out=folder), tiny_rows(), weight_evaluation)
+    return folder
+
+
+def assert_same_run(found: Path, expected: Path) -> None:
+    assert metrics_of(found) == metrics_of(expected)
+    for name in STREAMS:
+        assert list(read_lines(found / name)) == list(read_lines(expected / name)), name
+    assert weights_of(found / "final") == weights_of(expected / "final")
+    logs = [(run / "train.log").read_text().splitlines() for run in (found, expected)]
+    assert [line.split(" lr ")[0] for line in logs[0]] == [
+        line.split(" lr ")[0] for line in logs[1]
+    ]
+    last = [saved_checkpoints(run)[-1] for run in (found, expected)]
+    for name in ("trainer.safetensors", "trainer.json", "model.safetensors"):
+        assert (last[0] / name).read_bytes() == (last[1] / name).read_bytes(), name
+    assert (found / "DONE").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "stops"),
+    [({}, [1, 4]), ({"baseline_type": "ema"}, [3]), (EVERYTHING, [2, 3, 5])],
+    ids=["plain", "ema", "everything"],
+)
+def test_a_run_stopped_after_a_step_goes_on_bit_by_bit(
+    warm_folder: Path, tmp_path: Path, changes: dict[str, Any], stops: list[int]
+) -> None:
+    settings = tiny_settings(warm_folder, tmp_path / "run", steps=6, resume=True, **changes)
+    for step in stops:
+        with pytest.raises(Interrupted, match=f"stopped after step {step}; --resume goes on"):
+            train(settings, tiny_rows(), weight_evaluation, hooks=stopped_at(step))
+        assert saved_checkpoints(tmp_path / "run")[-1].name == f"step-{step:06d}"
+    train(settings, tiny_rows(), weight_evaluation)
+    expected = whole(settings, tmp_path / "whole")
+    assert_same_run(tmp_path / "run", expected)
+    assert len({str(line["loss/total"]) for line in metrics_of(expected)}) > 3
+
+
+def test_a_finished_run_resumes_to_itself(warm_folder: Path, tmp_path: Path) -> None:
+    settings = tiny_settings(warm_folder, tmp_path / "run", steps=2, resume=True)
+    train(settings, tiny_rows(), weight_evaluation)
+    before = weights_of(tmp_path / "run" / "final")
+    train(settings, tiny_rows(), weight_evaluation)
+    assert weights_of(tmp_path / "run" / "final") == before
+    assert [line["step"] for line in metrics_of(tmp_path / "run")] == [1, 2]
+
+
+def test_a_finished_run_may_be_made_longer(warm_folder: Path, tmp_path: Path) -> None:
+    settings = tiny_settings(
+        warm_folder, tmp_path / "run", steps=2, resume=True, lr_schedule="constant"
+    )
+    train(settings, tiny_rows(), weight_evaluation)
+    longer = replace(settings, steps=4)
+    with pytest.raises(Interrupted):
+        train(longer, tiny_rows(), weight_evaluation, hooks=stopped_at(3))
+    assert not (tmp_path / "run" / "DONE").exists()
+    train(longer, tiny_rows(), weight_evaluation)
+    assert [line["step"] for line in metrics_of(tmp_path / "run")] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("fault", ["changed", "cut off", "no manifest"])
+def test_a_broken_newest_checkpoint_is_passed_over_with_a_line(
+    warm_folder: Path, tmp_path: Path, fault: str
+) -> None:
+    settings = tiny_settings(warm_folder, tmp_path / "run", steps=6, resume=True)
+    with pytest.raises(Interrupted):
+        train(settings, tiny_rows(), weight_evaluation, hooks=stopped_at(5))
+    newest = saved_checkpoints(tmp_path / "run")[-1]
+    (newest / "SOUND").touch()  # as if a step had been taken from it
+    weights = newest / "model.safetensors"
+    if fault == "changed":
+        weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
+    elif fault == "cut off":
+        weights.write_bytes(weights.read_bytes()[:1000])
+    else:
+        (newest / "manifest.json").unlink()
+    lines: list[str] = []
+    train(settings, tiny_rows(), weight_evaluation, hooks=Hooks(say=lines.append))
+    assert lines[0].startswith(f"{newest}: skipped, ")
+    assert lines[1] == "resumed after step 4"
+    assert_same_run(tmp_path / "run", whole(settings, tmp_path / "whole"))
+
+
+def test_resuming_as_another_kind_of_run_is_one_line(warm_folder: Path, tmp_path: Path) -> None:
+    settings = tiny_settings(warm_folder, tmp_path / "run", steps=4, resume=True)
+    with pytest.raises(Interrupted):
+        train(settings, tiny_rows(), weight_evaluation, hooks=stopped_at(1))
+    with pytest.raises(RookworldError, match=r"no value\.weight .* --gae"):
+        train(replace(settings, gae=True), tiny_rows(), weight_evaluation)
+
+
+# --- killed -------------------------------------------------------------------------------------
+
+
+def command(model: Path, rows: Path, out: Path) -> list[str]:
+    """`rookworld train` with everything that has a state, in steps of a few hundredths."""
+    flags = {
+        "--model": model,
+        "--data": rows,
+        "--held-out": rows,
+        "--out": out,
+        "--steps": 6,
+        "--batch-size": 2,
+        "--k-samples": 3,
+        "--mix-env-ratio": 0.5,
+        "--max-new-tokens": 16,
+        "--lr": 1e-3,
+        "--eval-every": 3,
+        "--eval-policy-rows": 1,
+        "--eval-environment-rows": 0,
+        "--save-every": 2,
+        "--sample-every": 4,
+        "--ref-sync-every": 5,
+        "--baseline-type": "adaptive",
+        "--device": "cpu",
+    }
+    words = [str(word) for pair in flags.items() for word in pair]
+    return ["train", *words, "--adaptive-kl", "--reward-norm", "--resume"]
+
+
+def test_a_run_killed_at_random_moments_ends_as_if_it_had_not(
+    warm_folder: Path, tmp_path: Path
+) -> None:
+    rows, log = write_jsonl(tmp_path / "rows.jsonl", tiny_rows()), tmp_path / "log"
+    child_process.run(["--version"], log)  # the server of processes is up
+    began = time.monotonic()
+    assert child_process.run(command(warm_folder, rows, tmp_path / "whole"), log) == 0
+    takes_s = time.monotonic() - began
+    args = command(warm_folder, rows, tmp_path / "run")
+    moments = random.Random(0)
+    for _ in range(5):
+        child = child_process.start(args, log)
+        time.sleep(moments.uniform(0.2, 0.6) * takes_s)
+        child.kill()
+        child.join()
+    assert child_process.run(args, log) == 0, log.read_text()
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_run_that_dies_between_any_two_changes_of_the_disk_loses_nothing(
+    warm_folder: Path, tmp_path: Path
+) -> None:
+    rows, log = write_jsonl(tmp_path / "rows.jsonl", tiny_rows()), tmp_path / "log"
+    assert child_process.run(command(warm_folder, rows, tmp_path / "whole"), log) == 0
+    args = command(warm_folder, rows, tmp_path / "run")
+    moments = random.Random(0)
+    deaths = 0
+    while (code := child_process.run(args, log, dies_after=moments.randint(1, 30))) != 0:
+        assert code == child_process.DIED, log.read_text()
+        deaths += 1
+    assert deaths > 10
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_command_killed_twenty_times_ends_as_if_it_had_not(
+    warm_folder: Path, tmp_path: Path
+) -> None:
+    rows = write_jsonl(tmp_path / "rows.jsonl", tiny_rows())
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+
+    def begin(out: Path) -> subprocess.Popen[bytes]:
+        args = [sys.executable, "-m", "rookworld", *command(warm_folder, rows, out)]
+        return subprocess.Popen(args, env=environment, stderr=subprocess.DEVNULL)
+
+    began = time.monotonic()
+    assert begin(tmp_path / "whole").wait() == 0
+    takes_s = time.monotonic() - began
+    moments = random.Random(0)
+    kills = 0
+    while kills < 20:
+        child = begin(tmp_path / "run")
+        time.sleep(moments.uniform(0.2, 1.0) * takes_s)
+        kills += child.poll() is None
+        child.kill()
+        child.wait()
+    assert begin(tmp_path / "run").wait() == 0
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_writes_a_checkpoint_and_exits_130(
+    warm_folder: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    rows = write_jsonl(tmp_path / "rows.jsonl", tiny_rows())
+    args = [*command(warm_folder, rows, tmp_path / "run"), "--steps", "10000"]
+    child = child_process.start(args, tmp_path / "log")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while not metrics.exists():
+        time.sleep(0.02)
+    assert child.pid is not None
+    os.kill(child.pid, number)
+    assert child_process.ended(child) == 130
+    done = metrics_of(tmp_path / "run")[-1]["step"]
+    assert saved_checkpoints(tmp_path / "run")[-1].name == f"step-{done:06d}"
+    shown = (tmp_path / "log").read_text()
+    assert f"stopped after step {done}; --resume goes on from there" in shown
+    assert "Traceback" not in shown

@@ -1,0 +1,213 @@
+"""Prompts, groups and packs: what is asked, what is trained on, and what is replaced."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from rookworld.errors import DataError
+from rookworld.grpo.kl import Draw, stats_from_logits
+from rookworld.model.gpt2 import GPT2
+from rookworld.model.sampling import Sampling
+from rookworld.model.tokenizer import Tokenizer
+from rookworld.model.weights import load_model
+from rookworld.rollout import Collector, Prompts, collect, micro_packs, pack, prompt_text
+from rookworld.tasks.reward import RewardRules
+from tiny_training import judge_by, share_of_low_moves, tiny_rows
+
+pytestmark = pytest.mark.usefixtures("single_thread")
+
+
+@pytest.fixture
+def model(tiny_folder: Path) -> GPT2:
+    return load_model(tiny_folder)
+
+
+@pytest.fixture
+def tokenizer(tiny_folder: Path) -> Tokenizer:
+    return Tokenizer.load(tiny_folder)
+
+
+def collector_of(model: GPT2, tokenizer: Tokenizer, k: int = 3) -> Collector:
+    sampling = {
+        "P": Sampling(temperature=0.7, max_new_tokens=5),
+        "A": Sampling(temperature=1.3, top_p=0.9, max_new_tokens=9),
+    }
+    return Collector(model, tokenizer, sampling, k, 0, RewardRules())
+
+
+# --- the stream of prompts ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.1, 0.25, 0.5, 0.75, 1.0])
+def test_prompts_are_mixed_by_the_ratio_in_every_stretch(
+    tokenizer: Tokenizer, ratio: float
+) -> None:
+    letters = [p.letter for p in Prompts(tiny_rows(), tokenizer, ratio, seed=0).take(60)]
+    assert letters.count("A") == round(60 * ratio)
+    for start in range(0, 60, 20):
+        assert abs(letters[start : start + 20].count("A") - 20 * ratio) <= 1
+
+
+def test_stream_wraps_and_is_reshuffled_at_every_wrap(tokenizer: Tokenizer) -> None:
+    rows = tiny_rows(8, 0)
+    prompts = Prompts(rows, tokenizer, 0.0, seed=0)
+    passes = [[p.row.fen for p in prompts.take(8)] for _ in range(3)]
+    for seen in passes:
+        assert Counter(seen) == Counter(row.fen for row in rows)
+    assert len({tuple(seen) for seen in passes}) == 3
+
+
+def test_stream_is_a_function_of_seed_and_position(tokenizer: Tokenizer) -> None:
+    once = Prompts(tiny_rows(), tokenizer, 0.4, seed=5)
+    expected = once.take(30)
+    again = Prompts(tiny_rows(), tokenizer, 0.4, seed=5)
+    found = again.take(7)
+    resumed = Prompts(tiny_rows(), tokenizer, 0.4, seed=5)
+    resumed.position = again.position
+    found += resumed.take(23)
+    assert found == expected
+    assert [prompt.key for prompt in found] == list(range(30))
+    assert Prompts(tiny_rows(), tokenizer, 0.4, seed=6).take(30) != expected
+
+
+def test_a_task_that_is_asked_for_needs_rows(tokenizer: Tokenizer) -> None:
+    with pytest.raises(DataError, match=r"no A: rows .* --mix-env-ratio 0 "):
+        Prompts(tiny_rows(8, 0), tokenizer, 0.5, seed=0)
+    with pytest.raises(DataError, match=r"no P: rows .* --mix-env-ratio 1 "):
+        Prompts(tiny_rows(0, 4), tokenizer, 0.5, seed=0)
+    Prompts(tiny_rows(0, 4), tokenizer, 1.0, seed=0).take(9)
+
+
+# --- groups -------------------------------------------------------------------------------------
+
+
+def test_ids_trained_on_are_the_ids_sampled(model: GPT2, tokenizer: Tokenizer) -> None:
+    prompts = Prompts(tiny_rows(), tokenizer, 0.5, seed=0).take(4)
+    groups = collector_of(model, tokenizer).groups(prompts, step=0, progress=1.0)
+    assert [group.prompt for group in groups] == prompts
+    for group in groups:
+        limit = 5 if group.prompt.letter == "P" else 9
+        assert group.prompt.ids == tuple(tokenizer.encode(prompt_text(group.prompt.row, tokenizer)))
+        for i, length in enumerate(group.lengths.tolist()):
+            ids = group.tokens[i, :length].tolist()
+            assert tokenizer.decode(ids) == group.texts[i]
+            assert group.finished[i] == (ids[-1] == tokenizer.eos)
+            assert group.finished[i] or length == limit
+            assert tokenizer.eos not in ids[:-1]
+    packed = pack(groups, tokenizer.eos)
+    sampled = [
+        token
+        for group in groups
+        for i, length in enumerate(group.lengths.tolist())
+        for token in group.tokens[i, :length].tolist()
+    ]
+    assert packed.targets.tolist() == sampled
+
+
+def test_recorded_log_probabilities_are_the_models_own(model: GPT2, tokenizer: Tokenizer) -> None:
+    prompts = Prompts(tiny_rows(), tokenizer, 0.5, seed=0).take(4)
+    collector = collector_of(model, tokenizer)
+    for group in collector.groups(prompts, step=3, progress=1.0):
+        how = collector.sampling[group.prompt.letter]
+        draw = Draw(temperature=how.temperature, top_k=how.top_k, top_p=how.top_p)
+        for i, length in enumerate(group.lengths.tolist()):
+            ids = torch.tensor([[*group.prompt.ids, *group.tokens[i, :length].tolist()]])
+            with torch.no_grad():
+                logits = model.logits(model(ids))[0, len(group.prompt.ids) - 1 : -1]
+            stats = stats_from_logits(logits, group.tokens[i, :length], draw)
+            assert torch.allclose(group.logp[i, :length], stats.logp, atol=1e-5)
+            assert torch.allclose(group.entropy[i, :length], stats.entropy, atol=1e-4)
+
+
+def test_answers_do_not_depend_on_who_else_is_asked(model: GPT2, tokenizer: Tokenizer) -> None:
+    prompts = Prompts(tiny_rows(), tokenizer, 0.5, seed=0).take(6)
+    collector = collector_of(model, tokenizer)
+    together = collector.groups(prompts, step=1, progress=1.0)
+    apart = [g for half in (prompts[:2], prompts[2:]) for g in collector.groups(half, 1, 1.0)]
+    assert [group.texts for group in together] == [group.texts for group in apart]
+    assert [g.texts for g in collector.groups(prompts, 2, 1.0)] != [g.texts for g in together]
+    assert collector.groups([], 1, 1.0) == []
+
+
+# --- flat groups --------------------------------------------------------------------------------
+
+
+def numbered(rewards: list[float]) -> Iterator[float]:
+    yield from rewards
+    raise AssertionError("more answers were judged than expected")
+
+
+def test_flat_groups_are_replaced_and_counted(
+    model: GPT2, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # groups of 2: flat, a lone winner, flat; then the two replacements: flat again, and not
+    given = numbered([0.5, 0.5, 0.0, 1.0, 0.2, 0.2 + 1e-9, 0.7, 0.7, 0.1, 0.4])
+    judge_by(monkeypatch, lambda text: next(given))
+    prompts = Prompts(tiny_rows(), tokenizer, 0.0, seed=0)
+    found = collect(collector_of(model, tokenizer, k=2), prompts, 3, 0, 1.0, flat_tries=1)
+    assert [group.rewards for group in found.groups] == [[0.0, 1.0], [0.7, 0.7], [0.1, 0.4]]
+    assert (found.flat, found.invalid, found.seen) == (3, 0, 5)
+    assert prompts.position == 5
+    assert len({group.prompt.key for group in found.groups}) == 3
+
+
+@pytest.mark.parametrize("tries", [0, 1, 3])
+def test_replacing_is_bounded(
+    model: GPT2, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tries: int
+) -> None:
+    judge_by(monkeypatch, lambda text: 0.5)
+    prompts = Prompts(tiny_rows(), tokenizer, 0.0, seed=0)
+    found = collect(collector_of(model, tokenizer, k=2), prompts, 2, 0, 1.0, flat_tries=tries)
+    assert len(found.groups) == 2
+    assert found.flat == found.seen == prompts.position == 2 * (tries + 1)
+
+
+def test_a_reward_that_is_no_number_costs_its_group_and_no_other(
+    model: GPT2, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = numbered([0.0, math.nan, 0.0, 1.0, math.inf, 0.1])
+    judge_by(monkeypatch, lambda text: next(given))
+    prompts = Prompts(tiny_rows(), tokenizer, 0.0, seed=0)
+    found = collect(collector_of(model, tokenizer, k=2), prompts, 2, 0, 1.0, flat_tries=1)
+    assert [group.rewards for group in found.groups] == [[0.0, 1.0]]
+    assert (found.flat, found.invalid, found.seen) == (0, 2, 3)
+
+
+# --- packs --------------------------------------------------------------------------------------
+
+
+def test_packs_hold_every_group_once_within_the_budget(
+    model: GPT2, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge_by(monkeypatch, share_of_low_moves)
+    prompts = Prompts(tiny_rows(), tokenizer, 0.5, seed=0).take(8)
+    groups = collector_of(model, tokenizer).groups(prompts, 0, 1.0)
+    for budget in (1, 300, 10**6):
+        packs = micro_packs(groups, budget)
+        keys = sorted(group.prompt.key for one in packs for group in one)
+        assert keys == list(range(8))
+        for one in packs:
+            size = len(one) * (
+                max(len(group.prompt.ids) for group in one)
+                + 3 * max(group.tokens.shape[1] for group in one)
+            )
+            assert size <= budget or len(one) == 1
+    assert len(micro_packs(groups, 1)) == 8
+
+
+def test_a_clock_bills_sampling_and_scoring_by_their_names(
+    model: GPT2, tokenizer: Tokenizer
+) -> None:
+    marks: list[str] = []
+    made = collector_of(model, tokenizer)
+    timed = Collector(
+        made.model, made.tokenizer, made.sampling, 2, 0, made.rules, clock=marks.append
+    )
+    timed.groups(Prompts(tiny_rows(), tokenizer, 0.0, seed=0).take(1), 0, 1.0)
+    assert marks == ["sample", "score"]

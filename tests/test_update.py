@@ -1,0 +1,323 @@
+"""The gradient: that of every prompt computed K times, however a step is cut."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rookworld import update
+from rookworld.grpo.advantages import RunningMeans, gae
+from rookworld.grpo.loss import LOSSES
+from rookworld.model.tokenizer import Tokenizer
+from rookworld.model.weights import load_model
+from rookworld.rollout import Group, Prompt, Prompts, pack
+from rookworld.settings import TrainSettings
+from rookworld.tasks.reward import RunningNorm
+from rookworld.tasks.task import Verdict
+from rookworld.trainer_state import new_value_head
+from rookworld.update import Gradient, Learner, Micro
+from tiny_training import relative, tiny_rows, tiny_settings
+
+pytestmark = pytest.mark.usefixtures("single_thread")
+
+K, KL_COEF = 3, 0.3
+
+
+@pytest.fixture
+def learner(tiny_folder: Path) -> Learner:
+    """A policy and a reference that differs from it, in double precision, and a value head."""
+    model = load_model(tiny_folder).double()
+    reference = copy.deepcopy(model).requires_grad_(False)
+    generator = torch.Generator().manual_seed(1)
+    head = new_value_head(model)
+    with torch.no_grad():
+        for parameter in (*reference.parameters(), *head.parameters()):
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    return Learner(model, reference, head)
+
+
+@pytest.fixture
+def groups(tiny_folder: Path) -> list[Group]:
+    """Groups of both tasks with answers of every length, as if sampled by a nearby policy."""
+    tokenizer = Tokenizer.load(tiny_folder)
+    prompts = Prompts(tiny_rows(), tokenizer, 0.4, seed=3).take(5)
+    assert {prompt.letter for prompt in prompts} == {"P", "A"}
+    return [made_group(prompt, tokenizer, number) for number, prompt in enumerate(prompts)]
+
+
+def made_group(prompt: Prompt, tokenizer: Tokenizer, seed: int) -> Group:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 12 - 2 * seed, (K,), generator=generator)
+    width = int(lengths.max())
+    place = torch.arange(width)
+    tokens = torch.randint(0, tokenizer.vocab_size, (K, width), generator=generator)
+    tokens = torch.where(place < lengths[:, None] - 1, tokens, tokenizer.eos)
+    rewards = torch.rand(K, generator=generator, dtype=torch.float64).tolist()
+    return Group(
+        prompt,
+        tokens,
+        lengths,
+        -7.8 + 0.3 * torch.randn(K, width, generator=generator),
+        torch.zeros(K, width),
+        (True,) * K,
+        ("",) * K,
+        tuple(Verdict(reward, {}, "") for reward in rewards),
+    )
+
+
+def settings_of(tmp_path: Path, **changes: Any) -> TrainSettings:
+    return tiny_settings(
+        tmp_path,
+        tmp_path,
+        k_samples=K,
+        entropy_coef=0.1,
+        value_coef=0.7,
+        a_temperature=0.8,
+        **changes,
+    )
+
+
+def computed(
+    groups: Sequence[Group], learner: Learner, settings: TrainSettings
+) -> tuple[Gradient, list[Tensor], list[Micro]]:
+    """The update's gradient, parameter by parameter."""
+    if not settings.gae:
+        learner = replace(learner, value_head=None)
+    for parameter in learner.parameters():
+        parameter.grad = None
+    micros = update.prepare(groups, learner, settings, eos=0)
+    update.set_advantages(micros, learner, settings, RunningMeans(), None, KL_COEF)
+    totals = update.totals_of(micros, longest=20)
+    assert totals is not None
+    found = update.gradient(micros, learner, totals, settings, KL_COEF)
+    gradients = [p.grad.clone() for p in learner.parameters() if p.grad is not None]
+    return found, gradients, micros
+
+
+def plain_gradient(
+    groups: Sequence[Group], learner: Learner, settings: TrainSettings
+) -> list[Tensor]:
+    """Every answer behind a prompt of its own, one sequence at a time, by the formulas alone."""
+    for parameter in learner.parameters():
+        parameter.grad = None
+    tokens = sum(int(group.lengths.sum()) for group in groups)
+    plain = [(group, i) for group in groups for i in range(K)]
+    parts = [plain_pass(group, i, learner, settings) for group, i in plain]
+    raw = [raw_advantage(p, group, i, settings) for p, (group, i) in zip(parts, plain, strict=True)]
+    spread = torch.cat([advantage for advantage, _ in raw]).std(correction=0)
+    if not settings.gae:  # one value per answer, however long it is
+        spread = torch.stack([advantage[0] for advantage, _ in raw]).std(correction=0)
+    total = torch.zeros((), dtype=torch.float64)
+    for part, (advantage, returns), (group, i) in zip(parts, raw, plain, strict=True):
+        logp, kl, entropy, value = part
+        scaled = (advantage / spread.clamp_min(settings.advantage_std_floor)).float()
+        ratio = (logp - group.logp[i, : len(logp)]).exp()
+        clipped = ratio.clamp(1 - settings.clip_range, 1 + settings.clip_high)
+        policy = -torch.minimum(ratio * scaled, clipped * scaled)
+        total = total + (policy + KL_COEF * kl - settings.entropy_coef * entropy).sum() / tokens
+        if settings.gae:
+            off = 0.5 * (value - returns).square().sum() / tokens
+            total = total + settings.value_coef * off
+    total.backward()  # type: ignore[no-untyped-call]
+    own = learner.model.parameters() if not settings.gae else learner.parameters()
+    return [torch.zeros_like(p) if p.grad is None else p.grad for p in own]
+
+
+def plain_pass(
+    group: Group, i: int, learner: Learner, settings: TrainSettings
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """log π, exact KL, entropy and value of each token of answer `i`."""
+    length, head = int(group.lengths[i]), len(group.prompt.ids)
+    ids = torch.tensor([[*group.prompt.ids, *group.tokens[i, :length].tolist()]])
+    states = learner.model(ids)[0, head - 1 : -1]
+    reference = learner.reference(ids)[0, head - 1 : -1]
+    temperature, _ = update.sampling_of(group.prompt.letter, settings)
+    drawn = (learner.model.logits(states) / temperature).log_softmax(-1)
+    logp = drawn.gather(-1, group.tokens[i, :length, None])[:, 0]
+    policy = learner.model.logits(states).log_softmax(-1)
+    kl = (policy.exp() * (policy - learner.reference.logits(reference).log_softmax(-1))).sum(-1)
+    assert isinstance(learner.value_head, nn.Linear)
+    value = learner.value_head(states.detach().float())[:, 0]
+    return logp, kl, -(drawn.exp() * drawn).sum(-1), value
+
+
+def raw_advantage(
+    part: tuple[Tensor, ...], group: Group, i: int, settings: TrainSettings
+) -> tuple[Tensor, Tensor]:
+    value = part[3].detach()
+    if not settings.gae:
+        mean = sum(group.rewards) / K
+        return torch.full_like(value, group.rewards[i] - mean), value
+    reward = torch.tensor([group.rewards[i]])
+    mask = torch.ones(1, len(value))
+    found = gae(value[None], reward, mask, settings.gamma, settings.gae_lambda)
+    return found[0][0], found[1][0]
+
+
+@pytest.mark.parametrize("with_value_head", [False, True])
+def test_shared_prefix_gradient_is_the_plain_one(
+    learner: Learner, groups: list[Group], tmp_path: Path, with_value_head: bool
+) -> None:
+    settings = settings_of(tmp_path, gae=with_value_head, gamma=0.9)
+    _, shared, _ = computed(groups, learner, settings)
+    assert relative(shared, plain_gradient(groups, learner, settings)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"loss": name} for name in LOSSES),
+        *({"kl_type": name} for name in ("reverse", "symmetric", "k2", "k3", "k1_reward")),
+        *({"baseline_type": name} for name in ("rloo", "ema", "adaptive")),
+        *({"advantage_scale": name} for name in ("none", "group")),
+        {"kl_collect_cap": 0.5},
+        {"p_top_p": 0.7, "top_k": 50},
+        {"gae": True},
+        {"gae": True, "advantage_scale": "group"},
+    ],
+    ids=str,
+)
+def test_gradient_is_the_same_however_a_step_is_cut(
+    learner: Learner, groups: list[Group], tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    whole_settings = settings_of(tmp_path, micro_tokens=10**6, **changes)
+    cut_settings = replace(whole_settings, micro_tokens=1)
+    whole, expected, few = computed(groups, learner, whole_settings)
+    cut, found, many = computed(groups, learner, cut_settings)
+    assert len(few) < len(many) == len(groups)
+    assert relative(found, expected) < 1e-6
+    assert cut.total(KL_COEF, cut_settings) == pytest.approx(whole.total(KL_COEF, whole_settings))
+    assert cut.kl == pytest.approx(whole.kl)
+    assert cut.entropy == pytest.approx(whole.entropy)
+
+
+def test_value_head_never_touches_the_policys_gradient(
+    learner: Learner, groups: list[Group], tmp_path: Path
+) -> None:
+    settings = settings_of(tmp_path, gae=True)
+    _, heavy, _ = computed(groups, learner, replace(settings, value_coef=1000.0))
+    _, light, _ = computed(groups, learner, replace(settings, value_coef=0.0))
+    own = len(list(learner.model.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(heavy[:own], light[:own], strict=True))
+    assert any(gradient.abs().max() > 0 for gradient in heavy[own:])
+
+
+def test_mask_covers_exactly_the_sampled_ids_end_token_included(
+    learner: Learner, groups: list[Group], tmp_path: Path
+) -> None:
+    _, _, micros = computed(groups, learner, settings_of(tmp_path, micro_tokens=500))
+    for micro in micros:
+        rows = iter(micro.pack.targets.tolist())
+        mask = micro.mask()
+        for number, group in enumerate(micro.groups):
+            for i, length in enumerate(group.lengths.tolist()):
+                assert mask[number * K + i].tolist() == [
+                    place < length for place in range(micro.pack.width)
+                ]
+                trained = [next(rows) for _ in range(length)]
+                assert trained == group.tokens[i, :length].tolist()
+        assert next(rows, None) is None
+
+
+def test_groups_keep_their_rewards_after_sorting_by_length(
+    learner: Learner, groups: list[Group], tmp_path: Path
+) -> None:
+    settings = settings_of(tmp_path, advantage_scale="none", advantage_clip=0.0)
+    _, _, micros = computed(groups, learner, settings)
+    order = [group.prompt.key for micro in micros for group in micro.groups]
+    assert order != sorted(order), "the groups were meant to be reordered"
+    for micro in micros:
+        assert micro.advantages is not None
+        for group, found in zip(micro.groups, micro.advantages.view(-1, K), strict=True):
+            mean = sum(group.rewards) / K
+            assert found.tolist() == pytest.approx([r - mean for r in group.rewards], abs=1e-6)
+            assert float(found.sum()) == pytest.approx(0, abs=1e-6)
+
+
+def test_answers_beyond_the_cap_are_left_out_of_loss_and_count(
+    learner: Learner, groups: list[Group], tmp_path: Path
+) -> None:
+    _, _, all_of_them = computed(groups, learner, settings_of(tmp_path))
+    distances = sorted(
+        distance
+        for micro in all_of_them
+        for distance in cap_distances(micro, learner, settings_of(tmp_path))
+    )
+    cap = (distances[4] + distances[5]) / 2
+    _, _, micros = computed(groups, learner, settings_of(tmp_path, kl_collect_cap=cap))
+    kept = torch.cat([micro.kept for micro in micros])
+    assert int(kept.sum()) == 5
+    totals = update.totals_of(micros, longest=20)
+    assert totals is not None
+    assert totals.sequences == 5
+    assert totals.tokens == sum(int(micro.mask().sum()) for micro in micros)
+    none = update.prepare(groups, learner, settings_of(tmp_path, kl_collect_cap=1e-9), eos=0)
+    assert update.totals_of(none, longest=20) is None
+
+
+def cap_distances(micro: Micro, learner: Learner, settings: TrainSettings) -> list[float]:
+    x = micro.old_logp - update.reference_logp(micro, learner, settings)
+    grid = micro.pack.grid((-x).exp() - 1 + x)
+    lengths = torch.cat([group.lengths for group in micro.groups])
+    return [float(value) for value in grid.sum(-1) / lengths]
+
+
+def test_k1_takes_the_summed_log_ratio_off_the_reward(
+    learner: Learner, groups: list[Group], tmp_path: Path
+) -> None:
+    settings = settings_of(tmp_path, kl_type="k1_reward")
+    micros = update.prepare(groups, learner, settings, eos=0)
+    for micro in micros:
+        plain = update.answer_rewards(micro, learner, settings, None, 0.0)
+        less = update.answer_rewards(micro, learner, settings, None, 0.5)
+        x = micro.pack.grid(micro.old_logp - update.reference_logp(micro, learner, settings))
+        assert torch.allclose(plain - less, 0.5 * x.sum(-1).view_as(plain).double())
+
+
+def test_normalised_rewards_are_on_the_running_scale(
+    learner: Learner, groups: list[Group], tmp_path: Path
+) -> None:
+    settings = settings_of(tmp_path, reward_norm=True)
+    norm = RunningNorm()
+    norm.update([0.0, 2.0])
+    (micro, *_) = update.prepare(groups, learner, settings, eos=0)
+    found = update.answer_rewards(micro, learner, settings, norm, 0.0)
+    assert found[0].tolist() == pytest.approx([r - 1.0 for r in micro.groups[0].rewards])
+
+
+def test_large_vocabularies_are_scored_in_chunks_with_the_same_gradient(
+    learner: Learner, groups: list[Group], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(tmp_path)
+    _, expected, _ = computed(groups, learner, settings)
+    monkeypatch.setattr(update, "CHUNK_VOCABULARY", 1)
+    monkeypatch.setattr(update, "CHUNK_ROWS", 7)
+    _, found, _ = computed(groups, learner, settings)
+    assert relative(found, expected) < 1e-6
+
+
+def test_padding_stands_no_further_than_the_longest_answer(groups: list[Group]) -> None:
+    packed = pack(groups, 0)
+    longest = max(len(group.prompt.ids) + int(group.lengths.max()) for group in groups)
+    padded = max(len(group.prompt.ids) for group in groups) + packed.width
+    assert int(packed.positions.max()) < longest < padded
+
+
+def test_key_biases_have_no_gradient_for_adam_to_blow_up(
+    learner: Learner, groups: list[Group], tmp_path: Path
+) -> None:
+    computed(groups, learner, settings_of(tmp_path))
+    for block in learner.model.h:
+        gradient = block.get_parameter("attn.c_attn.bias").grad
+        assert gradient is not None
+        query, key, value = gradient.chunk(3)
+        assert not key.any()
+        assert query.any()
+        assert value.any()
