@@ -10,6 +10,7 @@ import os
 import resource
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -79,6 +80,15 @@ def call(
     child = _CONTEXT.Process(target=_call, args=(function, tuple(args), log, dict(environment)))
     child.start()
     return child
+
+
+def wait_for(path: Path, child: ForkServerProcess, timeout_s: float = 60) -> None:
+    """Until a child has written a file."""
+    deadline = time.monotonic() + timeout_s
+    while not path.exists():
+        assert child.is_alive(), "the child has ended"
+        assert time.monotonic() < deadline, f"no {path} after {timeout_s} s"
+        time.sleep(0.02)
 
 
 def ended(child: ForkServerProcess, timeout_s: float = 120) -> int:

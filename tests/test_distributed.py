@@ -6,7 +6,6 @@ import math
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +102,7 @@ def test_a_rank_that_dies_ends_the_others_with_a_line_and_a_usable_checkpoint(
     rows, log = write_jsonl(tmp_path / "rows.jsonl", tiny_rows()), tmp_path / "log"
     args = command(warm_folder, rows, tmp_path / "run", "--steps 10000")
     first, second = child_process.ranks(args, log, 2)
-    while not (tmp_path / "run" / "metrics.jsonl").exists():
-        time.sleep(0.02)
+    child_process.wait_for(tmp_path / "run" / "metrics.jsonl", first)
     second.kill()
     assert child_process.ended(first, timeout_s=30) == 2
     lines = [line for line in log.read_text().splitlines() if line.startswith("rookworld:")]

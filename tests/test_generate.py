@@ -21,7 +21,13 @@ from legal_engine import install_legal
 from rookworld.data.chunks import ChunkFolder
 from rookworld.data.files import file_origin, iterate_parquet
 from rookworld.data.generate import Generated, GenerateSettings, generate, make_chunk
-from rookworld.data.mates import mate_records, mates_in_one, mates_in_two, may_check
+from rookworld.data.mates import (
+    checking_moves,
+    mate_records,
+    mates_in_one,
+    mates_in_two,
+    may_check,
+)
 from rookworld.data.playouts import WALKS, walk
 from rookworld.data.sources import write_rows
 from rookworld.data.transitions import Proportions, quotas, transition_records
@@ -367,10 +373,11 @@ def test_no_check_is_overlooked() -> None:
     checks = 0
     for style in WALKS:
         for board in itertools.islice(walk(random.Random(6), style), 150):
+            listed = checking_moves(board)
             for move in board.legal_moves:
                 if board.gives_check(move):
                     checks += 1
-                    assert may_check(board, move), f"{board.fen()} {move}"
+                    assert may_check(board, move) and move in listed, f"{board.fen()} {move}"
     assert checks > 500
     # Discovered by an en passant capture, and given by the rook of a castling king.
     for fen, text in (
@@ -379,6 +386,7 @@ def test_no_check_is_overlooked() -> None:
     ):
         board, move = chess.Board(fen), chess.Move.from_uci(text)
         assert board.gives_check(move) and may_check(board, move)
+        assert move in checking_moves(board)
 
 
 def test_known_mates() -> None:

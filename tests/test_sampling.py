@@ -401,9 +401,7 @@ class _Captured(Eager):
     def batch(self, shape: Shape, truncated: bool, random: bool) -> Batch:
         batch = super().batch(roomy(shape), truncated, random)
         self.shapes.append(batch.shape)
-        cache = batch.cache
-        for part in (cache.prefix_keys, cache.prefix_values, cache.own_keys, cache.own_values):
-            part.zero_()
+        batch.cache.resize_own(batch.shape.new)
         return batch
 
     def step(self, batch: Batch, slot: int, mask: Mask | None) -> None:

@@ -120,6 +120,18 @@ class PretrainSettings:
 
 
 PRETRAIN_PRESETS: dict[str, dict[str, Any]] = {
+    "demo": {
+        "n_layer": 4,
+        "n_embd": 128,
+        "n_head": 4,
+        "batch_size": 48,
+        "steps": 500,
+        "lr_warmup_steps": 40,
+        "lr_final": 0.05,
+        "eval_every": 0,
+        "eval_rows": 50,
+        "save_every": 100,
+    },
     "nano": {},
     "small": {"n_layer": 8, "n_embd": 512, "n_head": 16},
     "gpt2-124m": {
@@ -350,7 +362,14 @@ class TrainSettings:
 
 
 TRAIN_PRESETS: dict[str, dict[str, Any]] = {
-    "demo": {"eval_mates": 1000},
+    "demo": {
+        "batch_size": 16,
+        "steps": 120,
+        "lr": 1e-4,
+        "flat_tries": 0,
+        "eval_every": 40,
+        "save_every": 40,
+    },
     "mini": {
         "batch_size": 8,
         "k_samples": 8,

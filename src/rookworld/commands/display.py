@@ -40,16 +40,19 @@ class Bar:
         self.progress, self.what = progress, what
         self.task = progress.add_task(what, total=None, note="") if progress else None
         self.began = self.told = time.monotonic()
+        self.counting, self.first = False, 0
 
     def update(self, done: int, total: int, note: str = "") -> None:
         if self.progress is not None and self.task is not None:
             self.progress.update(self.task, completed=done, total=total, note=note)
             return
         now = time.monotonic()
+        if not self.counting:  # what came before the first step says nothing about the rest
+            self.counting, self.began, self.first = True, now, done
         if now - self.told >= PLAIN_EVERY_S or done == total:
-            rate = done / max(now - self.began, 1e-9)
-            left = (total - done) / rate if rate else 0.0
-            say(f"{self.what} {done}/{total} {note} {left:.0f} s left".replace("  ", " "))
+            rate = (done - self.first) / max(now - self.began, 1e-9)
+            left = f" {(total - done) / rate:.0f} s left" if rate else ""
+            say(f"{self.what} {done}/{total} {note}".rstrip() + left)
             self.told = now
 
     def say(self, line: str) -> None:

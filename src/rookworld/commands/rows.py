@@ -38,7 +38,10 @@ def _generate(args: list[str]) -> int:
     with bar(f"{settings.task} rows") as progress:
         made = generate(settings, progress.update)
     if made.rows < made.asked:
-        say(f"only {made.rows} of {made.asked} rows: the given games have no more positions")
+        say(
+            f"only {made.rows} of {made.asked} rows: nothing is left of what was given"
+            f" ({made.repeated} repeated, {made.excluded} excluded)"
+        )
     print(f"{settings.out}: {made.rows} rows")
     return 0
 

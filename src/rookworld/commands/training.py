@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -174,17 +175,10 @@ class Recorder:
         self.wandb: Any = None
 
     def __enter__(self) -> Any:
-        import importlib.util
-
-        if importlib.util.find_spec("tensorboard") is not None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            folder = self.settings.log_dir or self.settings.out / "tensorboard"
-            self.board = SummaryWriter(str(folder))
-        elif self.settings.log_dir is not None:
+        if self.settings.log_dir is not None and find_spec("tensorboard") is None:
             raise ConfigError("--log-dir needs TensorBoard: pip install 'rookworld[tensorboard]'")
         if self.settings.wandb:
-            if importlib.util.find_spec("wandb") is None:
+            if find_spec("wandb") is None:
                 raise ConfigError("--wandb needs the extra: pip install 'rookworld[wandb]'")
             import wandb
 
@@ -192,6 +186,12 @@ class Recorder:
         return self.record
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
+        # opened at the first step: a new run clears its folder before it begins
+        if self.board is None and find_spec("tensorboard") is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            folder = self.settings.log_dir or self.settings.out / "tensorboard"
+            self.board = SummaryWriter(str(folder))
         if self.board is not None:
             for name, value in metrics.items():
                 self.board.add_scalar(name, value, step)

@@ -110,6 +110,15 @@ def iterate_parquet(path: Path, columns: Sequence[str] | None = None) -> Iterato
         yield from batch.to_pylist()
 
 
+def iterate_records(path: Path, optional: Sequence[str]) -> Iterator[Record]:
+    """The records of a Parquet or JSONL file; of Parquet those of the columns that it has."""
+    if path.suffix != ".parquet":
+        yield from read_records(path)
+        return
+    names = _parquet(path).schema_arrow.names
+    yield from iterate_parquet(path, [name for name in optional if name in names])
+
+
 def read_records(path: Path, columns: Sequence[str] | None = None) -> list[Record]:
     """The records of a Parquet or JSONL file; of Parquet all columns or some."""
     if path.suffix == ".parquet":

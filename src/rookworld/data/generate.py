@@ -24,6 +24,14 @@ from rookworld.data.chunks import ChunkFolder, chunks_in_order
 from rookworld.data.files import file_origin, read_fens, write_records
 from rookworld.data.games import kept_games, read_games
 from rookworld.data.mates import mate_records
+from rookworld.data.positions import (
+    POSITIONS_PER_CHUNK,
+    count_positions,
+    kept_positions,
+    labelled_records,
+    played_record,
+    positions_of,
+)
 from rookworld.data.transitions import Proportions, transition_records
 from rookworld.errors import ConfigError
 from rookworld.tasks.engine import Engine, EngineLost, find_engine
@@ -34,6 +42,7 @@ Record = dict[str, Any]
 GAMES_PER_CHUNK = {"P": 4, "A": 50, "mate": 0}
 A_ROWS_PER_CHUNK = 250
 MATES_PER_CHUNK = 100
+DEFAULT_ROWS = 6_000
 ATTEMPTS = 3
 """Times that a chunk is begun before a dying engine is the user's problem."""
 
@@ -49,8 +58,8 @@ class GenerateSettings:
     """P: positions analysed by the engine. A: moves and what they lead to. mate: positions with a
     mate to find."""
 
-    rows: int = 6_000
-    """Rows to make, over all shards."""
+    rows: int | None = None
+    """Rows to make, over all shards; 6000 if not given, with --positions as many as there are."""
 
     seed: int = 0
     """Same seed, same rows."""
@@ -86,6 +95,10 @@ class GenerateSettings:
     """P, A: games to take positions from: PGN files, or text files with one game of UCI moves a
     line."""
 
+    positions: tuple[Path, ...] = ()
+    """P, A: files of rows (Parquet, JSONL) whose positions are used: P labels each of them, A
+    plays one move in each."""
+
     games_share: float = 1.0
     """P, A: share of the rows that come from the given games; the rest is played."""
 
@@ -93,7 +106,7 @@ class GenerateSettings:
     """mate: moves to the mate."""
 
     proportions: Proportions = field(default_factory=Proportions)
-    """A: weights of the classes."""
+    """A: weights of the classes, unless --positions are given."""
 
     exclude: tuple[Path, ...] = ()
     """Files of rows whose positions are left out."""
@@ -102,13 +115,18 @@ class GenerateSettings:
         """Refuse what cannot work, naming the value and the remedy."""
         at_least = {"rows": 1, "workers": 0, "nodes": 1, "play_nodes": 1, "every": 1}
         for name, least in {**at_least, "random_plies": 0}.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"--{name}: {getattr(self, name)} is less than {least}")
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"--{name}: {value} is less than {least}")
         for name in ("mistakes", "games_share"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ConfigError(f"--{name}: {getattr(self, name)} is not between 0 and 1")
         if self.out.suffix != ".parquet":
             raise ConfigError(f"--out: {self.out} does not end in .parquet")
+        if self.positions and self.games:
+            raise ConfigError("--positions and --games: rows are made from one of them, not both")
+        if self.positions and self.task == "mate":
+            raise ConfigError("--positions: --task mate finds its own; give --task P or A")
         _ = self.part
 
     @property
@@ -120,10 +138,18 @@ class GenerateSettings:
         raise ConfigError(f"--shard: {self.shard!r} is not i/n with i from 0 to n-1, such as 0/4")
 
     @property
-    def target(self) -> int:
-        """Rows of this shard."""
+    def wanted(self) -> int | None:
+        """Rows over all shards, None for one of each given position."""
+        return DEFAULT_ROWS if self.rows is None and not self.positions else self.rows
+
+    def target(self, given: int) -> int:
+        """Rows of this shard, at most, if so many games or positions are given."""
         number, count = self.part
-        return self.rows // count + (number < self.rows % count)
+        if self.wanted is None:
+            size = POSITIONS_PER_CHUNK[self.task]
+            chunks = range(number, math.ceil(given / size), count)
+            return sum(min(size, given - chunk * size) for chunk in chunks)
+        return self.wanted // count + (number < self.wanted % count)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +166,7 @@ class Generated:
     """Rows left out because their position is in an excluded file."""
 
     asked: int
-    """Rows asked for; more than `rows` only if the given games did not have enough positions."""
+    """Rows asked for; more than `rows` only if the given games or positions were not enough."""
 
 
 def generate(settings: GenerateSettings, progress: Callable[[int, int], None]) -> Generated:
@@ -149,7 +175,7 @@ def generate(settings: GenerateSettings, progress: Callable[[int, int], None]) -
     Run again after an interruption it goes on; run again after the end it changes nothing.
     """
     origin = chunk_origin(settings)
-    result = {**origin, "rows": settings.rows, "exclude": [p.name for p in settings.exclude]}
+    result = {**origin, "rows": settings.wanted, "exclude": [p.name for p in settings.exclude]}
     folder = ChunkFolder(settings.out.with_name(settings.out.name + ".parts"))
     if settings.out.exists():
         done = file_origin(settings.out) or {}
@@ -160,17 +186,17 @@ def generate(settings: GenerateSettings, progress: Callable[[int, int], None]) -
             )
         folder.remove()
         return Generated(**done["made"])
-    merged = Merge(settings)
+    excluded = {position_key(fen) for path in settings.exclude for fen in read_fens(path)}
     with folder.opened(origin):
-        store = kept_games(folder.path, settings.games)
+        store, given = kept_source(folder.path, settings)
         make = partial(make_chunk, settings, store)
-        numbers = chunk_numbers(settings, len(read_games(store)) if store else 0)
         workers = settings.workers or len(os.sched_getaffinity(0))
-        chunks = chunks_in_order(folder, numbers, make, workers)
-        progress(0, settings.target)
+        chunks = chunks_in_order(folder, chunk_numbers(settings, given), make, workers)
+        merged = Merge(settings.task, settings.target(given), excluded)
+        progress(0, merged.target)
         for records in chunks:
             merged.add(records)
-            progress(len(merged.records), settings.target)
+            progress(len(merged.records), merged.target)
             if merged.full:
                 chunks.close()
                 break
@@ -184,14 +210,14 @@ def generate(settings: GenerateSettings, progress: Callable[[int, int], None]) -
 class Merge:
     """Rows in chunk order, each position once, up to the number asked for."""
 
-    def __init__(self, settings: GenerateSettings) -> None:
-        self.target = settings.target
-        self.with_move = settings.task == "A"
+    def __init__(self, task: str, target: int, excluded: set[str]) -> None:
+        self.target = target
+        self.with_move = task == "A"
         self.records: list[Record] = []
         self.repeated = 0
         self.excluded = 0
         self._seen: set[str] = set()
-        self._excluded = {position_key(fen) for path in settings.exclude for fen in read_fens(path)}
+        self._excluded = excluded
 
     @property
     def full(self) -> bool:
@@ -226,8 +252,9 @@ class Merge:
 
 def chunk_origin(settings: GenerateSettings) -> dict[str, Any]:
     """The settings on which the rows of a chunk depend, as JSON has them."""
+    played = () if settings.positions else ("play_nodes", "every", "random_plies", "mistakes")
     names: dict[str, tuple[str, ...]] = {
-        "P": ("nodes", "play_nodes", "every", "random_plies", "mistakes", "clear_hash"),
+        "P": ("nodes", *played, "clear_hash"),
         "A": (),
         "mate": ("mate_in",),
     }
@@ -236,36 +263,48 @@ def chunk_origin(settings: GenerateSettings) -> dict[str, Any]:
     if settings.task == "P":
         with Engine(find_engine(settings.engine)) as engine:
             origin["engine"] = engine.name
-    if settings.task == "A":
+    if settings.task == "A" and not settings.positions:
         origin["proportions"] = asdict(settings.proportions)
     if settings.games:
         origin["games"] = [path.name for path in settings.games]
         origin["games_share"] = settings.games_share
+    if settings.positions:
+        origin["positions"] = [path.name for path in settings.positions]
     return origin
 
 
-def chunk_numbers(settings: GenerateSettings, games: int) -> Iterator[int]:
-    """The chunk numbers of this shard: without end, or until the given games are used up."""
+def kept_source(folder: Path, settings: GenerateSettings) -> tuple[Path | None, int]:
+    """The file in `folder` with the given games or positions, and how many there are."""
+    if (positions := kept_positions(folder, settings.positions)) is not None:
+        return positions, count_positions(positions)
+    games = kept_games(folder, settings.games)
+    return games, len(read_games(games)) if games else 0
+
+
+def chunk_numbers(settings: GenerateSettings, given: int) -> Iterator[int]:
+    """The chunk numbers of this shard: without end, or until what is given is used up."""
     number, count = settings.part
-    finite = settings.task == "P" and settings.games and settings.games_share == 1.0
-    last = math.ceil(games / GAMES_PER_CHUNK["P"])
-    return iter(range(number, last, count)) if finite else itertools.count(number, count)
+    if settings.positions:
+        size = POSITIONS_PER_CHUNK[settings.task]
+    elif settings.task == "P" and settings.games and settings.games_share == 1.0:
+        size = GAMES_PER_CHUNK["P"]
+    else:
+        return itertools.count(number, count)
+    return iter(range(number, math.ceil(given / size), count))
 
 
-def make_chunk(settings: GenerateSettings, games: Path | None, number: int) -> list[Record]:
-    """The rows of one chunk: a pure function of settings and number."""
-    given = given_games(settings, games, number)
+def make_chunk(settings: GenerateSettings, store: Path | None, number: int) -> list[Record]:
+    """The rows of one chunk: a pure function of settings, what is given, and number."""
     if settings.task == "A":
-        rng = chunk_rng(settings, number)
-        return transition_records(rng, settings.proportions, A_ROWS_PER_CHUNK, given)
+        return environment_records(settings, store, number)
     if settings.task == "mate":
         return mate_records(chunk_rng(settings, number), settings.mate_in, MATES_PER_CHUNK)
     for _ in range(ATTEMPTS - 1):
         try:
-            return analysis_records(settings, given, chunk_rng(settings, number))
+            return analysis_records(settings, store, number)
         except EngineLost:
             continue
-    return analysis_records(settings, given, chunk_rng(settings, number))
+    return analysis_records(settings, store, number)
 
 
 def chunk_rng(settings: GenerateSettings, number: int) -> random.Random:
@@ -286,12 +325,35 @@ def given_games(settings: GenerateSettings, path: Path | None, number: int) -> l
     return [games[number % len(games)].split() for number in numbers]
 
 
-def analysis_records(
-    settings: GenerateSettings, given: list[list[str]], rng: random.Random
+def given_positions(
+    settings: GenerateSettings, store: Path, number: int
+) -> Iterator[tuple[str, list[str]]]:
+    """The given positions of a chunk, each with its listed moves."""
+    size = POSITIONS_PER_CHUNK[settings.task]
+    return positions_of(store, range(number * size, (number + 1) * size))
+
+
+def environment_records(
+    settings: GenerateSettings, store: Path | None, number: int
 ) -> list[Record]:
+    """The A rows of one chunk."""
+    rng = chunk_rng(settings, number)
+    if settings.positions and store:
+        given = given_positions(settings, store, number)
+        rows = (played_record(fen, listed, rng) for fen, listed in given)
+        return [row for row in rows if row is not None]
+    games = given_games(settings, store, number)
+    return transition_records(rng, settings.proportions, A_ROWS_PER_CHUNK, games)
+
+
+def analysis_records(settings: GenerateSettings, store: Path | None, number: int) -> list[Record]:
     """The P rows of one chunk."""
+    rng = chunk_rng(settings, number)
     with Engine(find_engine(settings.engine)) as engine:
-        if given:
+        if settings.positions and store:
+            fens = (fen for fen, _ in given_positions(settings, store, number))
+            return list(labelled_records(engine, settings, fens))
+        if given := given_games(settings, store, number):
             games = [given_game_rows(engine, rng, settings, moves) for moves in given]
         else:
             games = [engine_game_rows(engine, rng, settings) for _ in range(GAMES_PER_CHUNK["P"])]

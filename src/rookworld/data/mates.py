@@ -49,7 +49,44 @@ def mates_of_game(rng: random.Random, mate_in: int) -> Iterator[Record]:
 
 def mates_in_one(board: chess.Board) -> list[str]:
     """The moves that give mate, sorted."""
-    return sorted(move.uci() for move in board.legal_moves if is_mating(board, move))
+    return sorted({move.uci() for move in checking_moves(board) if is_mating(board, move)})
+
+
+def checking_moves(board: chess.Board) -> list[chess.Move]:
+    """All legal moves that give check, some of them twice, and a few that do not.
+
+    Most moves are never listed, which is most of the time of a search for mates.
+    """
+    king = board.king(not board.turn)
+    assert king is not None
+    own, pawns = board.occupied_co[board.turn], board.pawns & board.occupied_co[board.turn]
+    straight, diagonal = _seen_from(board, king)
+    # Squares from which a man other than the king may attack the king's.
+    targets = straight | diagonal | chess.BB_KNIGHT_ATTACKS[king]
+    targets |= chess.BB_PAWN_ATTACKS[not board.turn][king]
+    moves = list(board.generate_legal_moves(own & ~board.kings, targets))
+    # Men whose move may open a line to the king, and pawns that become another man.
+    sliders = own & (board.bishops | board.rooks | board.queens)
+    opening = pawns & (chess.BB_RANK_7 if board.turn else chess.BB_RANK_2)
+    for square in chess.scan_forward((straight | diagonal) & own):
+        if chess.BB_RAYS[king][square] & sliders & ~chess.BB_SQUARES[square]:
+            opening |= chess.BB_SQUARES[square]
+    if opening:
+        moves += board.generate_legal_moves(opening)
+    if board.ep_square is not None:
+        moves += board.generate_legal_ep()
+    if board.castling_rights:
+        moves += board.generate_castling_moves()
+    return moves
+
+
+def _seen_from(board: chess.Board, square: chess.Square) -> tuple[chess.Bitboard, chess.Bitboard]:
+    """The squares that a rook and a bishop there would attack."""
+    on_rank = chess.BB_RANK_MASKS[square] & board.occupied
+    on_file = chess.BB_FILE_MASKS[square] & board.occupied
+    straight = chess.BB_RANK_ATTACKS[square][on_rank] | chess.BB_FILE_ATTACKS[square][on_file]
+    on_diagonals = chess.BB_DIAG_MASKS[square] & board.occupied
+    return straight, chess.BB_DIAG_ATTACKS[square][on_diagonals]
 
 
 def is_mating(board: chess.Board, move: chess.Move) -> bool:
@@ -70,9 +107,10 @@ def may_check(board: chess.Board, move: chess.Move) -> bool:
     king = board.king(not board.turn)
     assert king is not None
     origin, target = move.from_square, move.to_square
-    own = board.occupied_co[board.turn]
-    sliders = own & (board.bishops | board.rooks | board.queens) & ~chess.BB_SQUARES[origin]
-    if move.promotion or chess.BB_RAYS[king][origin] & sliders:
+    diagonals = chess.BB_DIAG_ATTACKS[king][0]
+    others = board.occupied_co[board.turn] & ~chess.BB_SQUARES[origin]
+    kind = board.bishops if diagonals & chess.BB_SQUARES[origin] else board.rooks
+    if move.promotion or chess.BB_RAYS[king][origin] & others & (kind | board.queens):
         return True
     match board.piece_type_at(origin):
         case chess.PAWN:
@@ -84,6 +122,10 @@ def may_check(board: chess.Board, move: chess.Move) -> bool:
             return bool(chess.BB_KNIGHT_ATTACKS[target] & chess.BB_SQUARES[king])
         case chess.KING:
             return board.is_castling(move)
+        case chess.BISHOP:
+            return bool(diagonals & chess.BB_SQUARES[target])
+        case chess.ROOK if diagonals & chess.BB_SQUARES[target]:
+            return False
     return bool(chess.BB_RAYS[king][target])
 
 
@@ -102,7 +144,7 @@ def _forces(board: chess.Board, move: chess.Move) -> bool:
     for reply in replies if forced else ():
         board.push(reply)
         forced = not board.is_game_over() and any(
-            is_mating(board, answer) for answer in board.legal_moves
+            is_mating(board, answer) for answer in checking_moves(board)
         )
         board.pop()
         if not forced:

@@ -267,13 +267,13 @@ def illegal_moves(board: chess.Board, rng: random.Random) -> list[str]:
         case 2:
             own = board.occupied_co[board.turn]
             sources = {chess.square_name(square) for square in chess.scan_forward(own)}
-            found = [move for move in MOVES if move[:2] in sources]
+            return [move for move in MOVES if move[:2] in sources and move not in legal]
         case 3:
             found = ["e1g1", "e1c1"] if board.turn else ["e8g8", "e8c8"]
             found += [move[:4] for move in legal if len(move) == 5]
             found += [move + "q" for move in legal if len(move) == 4 and move + "q" in MOVES]
         case _:
-            found = list(MOVES)
+            return [move for move in MOVES if move not in legal]
     return sorted(set(found) - legal)
 
 

@@ -1,9 +1,7 @@
 """GPT-2 run forward only, over a cache of keys and values: prefill once, then a token at a time.
 
 Laws: the numbers are those of `GPT2.forward` followed by `GPT2.logits`; nothing here touches the
-module's mode or its gradients. The cache has two parts: the *prefix*, one copy per prompt, read by
-all of its samples, and what each sample wrote itself, its *own*. All rows are at the same own slot,
-only their prefixes differ in length, so no position is ever shifted by padding.
+module's mode or its gradients.
 Matrices run in `dtype`; embeddings, norms and the residual stream stay in the model's dtype, as
 autocast does it, and logits are fp32: at the size of GPT-2's logits bf16 is off by a quarter nat.
 Left out: dropout, training, models whose cache does not fit in memory.
@@ -12,12 +10,12 @@ Left out: dropout, training, models whose cache does not fit in memory.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .cache import Cache, padding_bias
 from .gpt2 import GPT2, Block
 
 
@@ -146,65 +144,6 @@ class Weights:
         return scores[:, : self.config.vocab_size]
 
 
-@dataclass(frozen=True)
-class Cache:
-    """Keys and values: prefix [layers, groups, heads, slots, head size], own with a row axis.
-
-    own is [layers, groups, heads, width, slots, head size]; a group is a prompt with its samples.
-    """
-
-    prefix_keys: Tensor
-    prefix_values: Tensor
-    own_keys: Tensor
-    own_values: Tensor
-
-    @classmethod
-    def empty(cls, weights: Weights, groups: int, width: int, prefix: int, own: int) -> Cache:
-        config = weights.config
-        on_cpu = weights.device.type == "cpu"
-        # On the CPU fp32: its batched bf16 products of one query are three times slower.
-        dtype = torch.float32 if on_cpu else weights.dtype
-        outer, inner = (config.n_layer, groups, config.n_head), config.head_size
-        # A captured step reads hidden slots too, which must hold numbers: 0 × nan is nan.
-        new = torch.empty if on_cpu else torch.zeros
-
-        def room(*shape: int) -> Tensor:
-            return new(*outer, *shape, dtype=dtype, device=weights.device)
-
-        # Keys stored with slots last double the speed of the CPU's products of one query.
-        keys = room(inner, prefix).transpose(-1, -2) if on_cpu else room(prefix, inner)
-        values = room(prefix, inner)
-        return cls(keys, values, room(width, own, inner), room(width, own, inner))
-
-    def clear_beyond(self, groups: slice, tokens: int) -> None:
-        """Make the prefix slots after `tokens` numbers that can be hidden."""
-        for part in (self.prefix_keys, self.prefix_values):
-            part[:, groups, :, tokens:].zero_()
-
-    def receive(self, source: Cache, groups: Tensor, columns: Tensor, used: int) -> None:
-        """Copy some `groups` [n] of `source`, each with some of its `columns` [n, width]."""
-        count = len(groups)
-        for mine, other in (
-            (self.prefix_keys, source.prefix_keys),
-            (self.prefix_values, source.prefix_values),
-        ):
-            mine[:, :count].copy_(other[:, groups])
-        for mine, other in (
-            (self.own_keys, source.own_keys),
-            (self.own_values, source.own_values),
-        ):
-            for layer in range(len(mine)):
-                kept = other[layer][groups[:, None], :, columns, :used]
-                mine[layer, :count, :, :, :used].copy_(kept.transpose(1, 2))
-
-
-def padding_bias(lengths: Tensor, slots: int, heads: int) -> Tensor:
-    """[groups × heads, 1, slots]: 0 on a prompt's own slots, -inf on its padding."""
-    beyond = torch.arange(slots, device=lengths.device) >= lengths[:, None]
-    bias = torch.zeros(beyond.shape, device=lengths.device).masked_fill_(beyond, -torch.inf)
-    return bias.repeat_interleave(heads, 0)[:, None]
-
-
 def prefill(weights: Weights, cache: Cache, first: int, ids: Tensor, lengths: Tensor) -> Tensor:
     """Fill the prefix of groups `first`… from `ids` [prompts, tokens], padded at the right.
 
@@ -304,15 +243,13 @@ def decode(
 ) -> Tensor:
     """Logits after one more token: `ids` and `positions` [groups, width]; `bias` hides padding.
 
-    With `slot` an int the own slots in use are sliced out of the cache; with a tensor [1] all are
-    read and the later ones hidden, so that one captured step serves every slot.
+    All own slots are read and those after `slot` hidden. With `slot` a tensor [1] nothing depends
+    on the host, so that one captured step serves every slot.
     """
     config, (groups, width) = weights.config, ids.shape
     x = weights.embed(ids, positions).flatten(0, 1)
-    own_bias = None
-    if isinstance(slot, Tensor):
-        later = torch.arange(cache.own_keys.shape[-2], device=slot.device) > slot
-        own_bias = torch.zeros(later.shape, device=slot.device).masked_fill(later, -torch.inf)
+    later = torch.arange(cache.own_keys.shape[-2], device=weights.device) > slot
+    own_bias = torch.zeros(later.shape, device=weights.device).masked_fill(later, -torch.inf)
     for index, layer in enumerate(weights.layers):
         qkv = layer.attend(layer.norm_1(x)).view(groups, width, 3, config.n_head, -1)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
@@ -327,8 +264,8 @@ def decode(
 
 
 def _put(own: Tensor, slot: int | Tensor, part: Tensor) -> Tensor:
-    """Write `part` at `slot` of `own` and return the slots to be read."""
+    """Write `part` at `slot` of `own`."""
     if isinstance(slot, Tensor):
         return own.index_copy_(3, slot, part.unsqueeze(3).to(own.dtype))
     own[:, :, :, slot].copy_(part)
-    return own[:, :, :, : slot + 1]
+    return own

@@ -236,7 +236,7 @@ class Sampler:
                 break
             if used < limit and columns.numel() <= stepper.shrink_at * batch.shape.rows:
                 result.write(batch, places)
-                batch, places = _shrink(stepper, batch, places, groups, columns, used)
+                batch, places = _shrink(stepper, batch, places, groups, columns)
         result.write(batch, places)
 
     def _prefill(self, batch: Batch, part: _Part) -> Tensor:
@@ -336,14 +336,14 @@ def _survivors(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def _shrink(
-    stepper: Stepper, batch: Batch, places: Tensor, groups: Tensor, columns: Tensor, used: int
+    stepper: Stepper, batch: Batch, places: Tensor, groups: Tensor, columns: Tensor
 ) -> tuple[Batch, Tensor]:
     """A smaller batch that goes on with the survivors, and where its rows go in the result."""
     rules, (_, _, prefix, new) = batch.rows.rules, batch.shape
     shape = Shape(len(groups), columns.shape[1], prefix, new)
     smaller = stepper.batch(shape, rules.truncated, rules.random)
     groups, columns = groups.to(places.device), columns.to(places.device)
-    smaller.receive(batch, groups, columns, used)
+    smaller.receive(batch, groups, columns)
     return smaller, places[(groups[:, None] * batch.shape.width + columns).flatten()]
 
 

@@ -72,9 +72,12 @@ class Eager:
         self.batches = _Kept(lambda *key: Batch(weights, *key))
 
     def batch(self, shape: Shape, truncated: bool, random: bool) -> Batch:
-        return self.batches[shape, truncated, random]
+        batch = self.batches[shape, truncated, random]
+        batch.cache.restart_own()
+        return batch
 
     def step(self, batch: Batch, slot: int, mask: Mask | None) -> None:
+        batch.cache.make_room_for(slot)
         batch.choose(batch.logits(slot), mask, slot + 1)
 
 
@@ -104,6 +107,7 @@ class Graphed:
     ) -> tuple[Batch, torch.cuda.CUDAGraph]:
         """A batch and the graph of its step; what the warm-up writes at index 1 is forgotten."""
         batch = Batch(self.weights, shape, truncated, random)
+        batch.cache.resize_own(shape.new)
         side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

@@ -63,8 +63,8 @@ def resolve_folder(source: str | Path) -> Path:
         folder = _ASSETS / str(source)
         if not (folder / CONFIG).is_file():
             raise ModelError(
-                f"the embedded model {source!r} is not in this installation: "
-                "install the package again, or name a model folder or a hub id"
+                f"the model {source!r} is not embedded in this version: name a folder or a hub id "
+                "with --model, or make one with `rookworld pretrain --preset demo`"
             )
         return folder
     path = Path(source)

@@ -1,0 +1,124 @@
+"""One training step of the demo's shape against the sum of its parts measured alone.
+
+The model has the shape of the embedded one with random weights: time does not depend on what they
+are, only on how many tokens are sampled, and those are made equal by never ending early.
+
+    python benchmarks/step.py
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from rookworld import update
+from rookworld.data.sources import load_rows
+from rookworld.distributed import start
+from rookworld.model.gpt2 import GPT2, GPT2Config
+from rookworld.model.sampling import sample
+from rookworld.model.weights import save_model
+from rookworld.rollout import Group, judge_answer
+from rookworld.settings import TrainSettings
+from rookworld.sources import pick_tokenizer
+from rookworld.step_metrics import Clock
+from rookworld.tasks.task import EnvironmentRow, PolicyRow
+from rookworld.train import gather, learn
+from rookworld.trainer_state import State, new_state, reward_rules, sampling
+
+SHAPE = partial(GPT2Config, n_positions=192, n_embd=320, n_layer=6, n_head=10)
+
+
+def main(quick: bool = False) -> dict[str, float]:
+    repeats = 3 if quick else 6
+    with tempfile.TemporaryDirectory() as folder:
+        state, settings = demo_state(Path(folder))
+        whole, parts = timed(state, settings, repeats)
+    total = sum(parts.values())
+    for name, value in parts.items():
+        print(f"{name:12} {value:.3f} s")
+    print(f"parts {total:.3f} s, step {whole:.3f} s, step/parts {whole / total:.3f}")
+    return {"step_over_parts": whole / total, "step_s": whole}
+
+
+def demo_state(folder: Path) -> tuple[State, TrainSettings]:
+    tokenizer = pick_tokenizer("chess")
+    model = GPT2(SHAPE(vocab_size=tokenizer.vocab_size)).init_weights(0)
+    save_model(model, folder / "model", tokenizer=tokenizer)
+    settings = TrainSettings(
+        model=str(folder / "model"), out=folder / "run", mix_env_ratio=0.0, flat_tries=0
+    )
+    rows = [row for row in load_rows("embedded:train") if isinstance(row, PolicyRow)]
+    return new_state(settings, rows, start("auto")), settings
+
+
+def timed(state: State, settings: TrainSettings, repeats: int) -> tuple[float, dict[str, float]]:
+    """Median seconds of a step, and of each part alone, taken in turns."""
+    whole: list[float] = []
+    parts: dict[str, list[float]] = {}
+    for repeat in range(repeats + 1):
+        clock = Clock(state.learner.model.device)
+        collected = gather(state, settings, None, clock)
+        metrics, _ = learn(state, collected, settings, clock)
+        alone = measured_alone(state, settings, collected.groups)
+        if repeat:  # the first of each warms up
+            whole.append(metrics["time/step_s"])
+            for name, value in alone.items():
+                parts.setdefault(name, []).append(value)
+        state.step += 1
+    return median(whole), {name: median(values) for name, values in parts.items()}
+
+
+def measured_alone(
+    state: State, settings: TrainSettings, groups: Sequence[Group]
+) -> dict[str, float]:
+    rules = reward_rules(settings)
+    drawn = sampling(settings, state.tokenizer)["P"]
+    prompts = [group.prompt.ids for group in groups]
+    micros = update.prepare(groups, state.learner, settings, state.tokenizer.eos)
+    for micro in micros:
+        micro.advantages = torch.zeros(micro.pack.count, device=micro.old_logp.device)
+    totals = update.totals_of(micros, drawn.max_new_tokens)
+    assert totals is not None, "a step without tokens"
+
+    def decode() -> None:
+        sample(
+            state.learner.model, prompts, k=settings.k_samples, settings=drawn,
+            eos=state.tokenizer.eos, seed=1,
+        )  # fmt: skip
+
+    def score() -> None:
+        for group in groups:
+            for text, done in zip(group.texts, group.finished, strict=True):
+                judge_answer(_row(group), text, done, rules, None, 1.0)
+
+    def passes() -> None:
+        update.prepare(groups, state.learner, settings, state.tokenizer.eos)
+        update.gradient(micros, state.learner, totals, settings, 0.02)
+        state.learner.model.zero_grad(set_to_none=True)
+
+    named: dict[str, Callable[[], None]] = {
+        "sample": decode,
+        "score": score,
+        "update": passes,
+    }
+    return {name: _seconds(run) for name, run in named.items()}
+
+
+def _row(group: Group) -> PolicyRow | EnvironmentRow:
+    return group.prompt.row
+
+
+def _seconds(run: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main()

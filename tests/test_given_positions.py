@@ -1,0 +1,241 @@
+"""Rows from given positions: each once, in the order of the files, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import chess
+import pytest
+
+from legal_engine import install_legal
+from rookworld.data.chunks import ChunkFolder
+from rookworld.data.files import file_origin, iterate_parquet, write_records
+from rookworld.data.generate import GenerateSettings, chunk_origin, generate, make_chunk
+from rookworld.data.mates import mate_records
+from rookworld.data.playouts import WALKS, walk
+from rookworld.data.positions import chosen_move, kept_positions, special_moves
+from rookworld.errors import ConfigError, DataError
+from rookworld.tasks.environment import KINDS, transition
+from rookworld.tasks.notation import position_key
+
+MATED = "rnb1kbnr/pppp1ppp/8/4p3/6Pq/5P2/PPPPP2P/RNBQKBNR w KQkq - 1 3"
+IMPOSSIBLE = "4k3/4R3/8/8/8/8/8/4K3 w - - 0 1"
+
+
+def quiet(done: int, rows: int) -> None:
+    """Progress that nobody watches."""
+
+
+def walked(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Positions of half-random games, half of them with two listed moves."""
+    rng = random.Random(seed)
+    found: dict[str, dict[str, Any]] = {}
+    while len(found) < count:
+        for board in walk(rng, rng.choice(WALKS)):
+            listed = [move.uci() for move in list(board.legal_moves)[: rng.choice((0, 2))]]
+            if rng.random() < 0.3:
+                found[position_key(board.fen())] = {"fen": board.fen(), "moves": listed}
+    return list(found.values())[:count]
+
+
+def jsonl(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def settings_of(folder: Path, task: Any, given: list[Any], **changes: Any) -> GenerateSettings:
+    settings = GenerateSettings(
+        out=folder / "rows.parquet",
+        task=task,
+        workers=1,
+        engine=str(install_legal(folder)),
+        positions=(jsonl(folder / "given.jsonl", given),),
+    )
+    return replace(settings, **changes)
+
+
+def made(settings: GenerateSettings) -> list[dict[str, Any]]:
+    generate(settings, quiet)
+    return list(iterate_parquet(settings.out))
+
+
+# What a run promises
+
+
+@pytest.mark.parametrize(("task", "count"), [("P", 450), ("A", 2300)])
+def test_workers_kills_and_shards_do_not_change_the_rows(
+    tmp_path: Path, task: Any, count: int
+) -> None:
+    settings = settings_of(tmp_path, task, walked(count))
+    one = made(settings)
+    assert one == made(replace(settings, out=tmp_path / "two.parquet", workers=2))
+
+    # A run that was killed after its first chunk: what is there is used, the rest is made.
+    begun = replace(settings, out=tmp_path / "begun.parquet")
+    folder = ChunkFolder(tmp_path / "begun.parquet.parts")
+    with folder.opened(chunk_origin(begun)):
+        store = kept_positions(folder.path, begun.positions)
+        folder.write(0, make_chunk(begun, store, 0))
+    begun.positions[0].unlink()
+    assert made(begun) == one and not folder.path.exists()
+
+    jsonl(settings.positions[0], walked(count))
+    shards = [
+        made(replace(settings, out=tmp_path / f"{i}.parquet", shard=f"{i}/2")) for i in (0, 1)
+    ]
+    assert sorted(map(str, shards[0] + shards[1])) == sorted(map(str, one))
+
+
+@pytest.mark.parametrize("task", ["P", "A"])
+def test_each_position_once_in_order_up_to_the_rows_asked_for(tmp_path: Path, task: Any) -> None:
+    given = walked(250)
+    settings = settings_of(tmp_path, task, [given[0], {"fen": MATED}, *given, {"fen": IMPOSSIBLE}])
+    report = generate(settings, quiet)
+    rows = list(iterate_parquet(settings.out))
+    assert report.asked == 253 and report.rows == len(rows) >= 250
+    if task == "P":
+        assert [row["fen"] for row in rows] == [row["fen"] for row in given]
+        assert report.repeated == 1
+    few = made(replace(settings, rows=7, out=tmp_path / "few.parquet"))
+    assert few == rows[:7]
+    origin = file_origin(settings.out)
+    assert origin is not None and origin["positions"] == ["given.jsonl"]
+    with pytest.raises(ConfigError, match="holds rows of other settings"):
+        generate(replace(settings, positions=(tmp_path / "other.jsonl",)), quiet)
+
+
+@pytest.mark.parametrize("task", ["P", "A"])
+def test_excluded_positions_are_left_out(tmp_path: Path, task: Any) -> None:
+    given = walked(120)
+    held = jsonl(tmp_path / "held.jsonl", given[:40])
+    settings = settings_of(tmp_path, task, given, exclude=(held,))
+    report = generate(settings, quiet)
+    rows = list(iterate_parquet(settings.out))
+    assert (report.rows, report.excluded, report.asked) == (80, 40, 120)
+    excluded = {position_key(row["fen"]) for row in given[:40]}
+    assert not excluded & {position_key(row["fen"]) for row in rows}
+
+
+@pytest.mark.parametrize("task", ["P", "A"])
+def test_positions_are_written_as_python_chess_writes_them(tmp_path: Path, task: Any) -> None:
+    # No pawn can capture there, and no game begins at move 0.
+    passant = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR  b KQkq e3 0 1"
+    zeroth = "4k3/8/8/8/8/8/4P3/4K3 w - - 7 0"
+    rows = made(settings_of(tmp_path, task, [{"fen": passant}, {"fen": zeroth}]))
+    assert [row["fen"] for row in rows] == [
+        "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1",
+        "4k3/8/8/8/8/8/4P3/4K3 w - - 7 1",
+    ]
+
+
+def test_what_cannot_be_is_named(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, "A", walked(3))
+    with pytest.raises(ConfigError, match="--positions and --games"):
+        replace(settings, games=(tmp_path / "games.pgn",))
+    with pytest.raises(ConfigError, match="--positions: --task mate"):
+        replace(settings, task="mate")
+    wrong: list[tuple[list[Any], str]] = [
+        ([{"fen": "8/8 w - -"}], "row 0: not a FEN.*8/8 w"),
+        ([{"fen": chess.STARTING_FEN}, {"move": "e2e4"}], "row 1: no 'fen'"),
+        ([["fen"]], "row 0: no 'fen'"),
+        ([{"fen": chess.STARTING_FEN, "moves": "e2e4"}], "not a list of moves: 'e2e4'"),
+        ([], "no position in"),
+    ]
+    for number, (rows, message) in enumerate(wrong):
+        jsonl(settings.positions[0], rows)
+        with pytest.raises(DataError, match=message):
+            generate(replace(settings, out=tmp_path / f"{number}.parquet"), quiet)
+
+
+# P rows
+
+
+def test_mates_become_analysed_rows(tmp_path: Path) -> None:
+    mates = mate_records(random.Random(1), 1, 30)
+    file = tmp_path / "mates.parquet"
+    write_records(file, mates, "mate")
+    rows = made(settings_of(tmp_path, "P", [], positions=(file,)))
+    assert [row["fen"] for row in rows] == list(dict.fromkeys(row["fen"] for row in mates))
+    for row in rows:
+        board = chess.Board(row["fen"])
+        assert len(set(row["moves"])) == len(row["cp"]) == min(5, board.legal_moves.count())
+        assert all(chess.Move.from_uci(move) in board.legal_moves for move in row["moves"])
+        assert row["cp"] == sorted(row["cp"], reverse=True)
+
+
+def test_the_hash_is_cleared_for_each_chunk_or_each_label(tmp_path: Path) -> None:
+    # The engine's evaluations depend on the searches since its hash was cleared.
+    given = walked(202)
+    settings = settings_of(tmp_path, "P", given)
+    kept = made(settings)
+    cleared = made(replace(settings, clear_hash=True, out=tmp_path / "cleared.parquet"))
+    same = [number for number in range(202) if kept[number] == cleared[number]]
+    assert same == [0, 200]
+
+
+def test_a_dying_engine_costs_no_row(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, "P", walked(20))
+    rows = made(settings)
+    install_legal(tmp_path, faults=2)
+    assert made(replace(settings, out=tmp_path / "faulty.parquet")) == rows
+
+
+# A rows
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Rows of positions of every stage of a game."""
+    return made(settings_of(tmp_path_factory.mktemp("played"), "A", walked(3000)))
+
+
+def test_rows_say_what_the_rules_say(played: list[dict[str, Any]]) -> None:
+    for row in played[:1000]:
+        assert chess.Board(row["fen"]).fen() == row["fen"]
+        assert row["history"] == [row["move"]]
+        true = transition(row["fen"], row["move"])
+        assert {**row, "history": true.history} == {name: getattr(true, name) for name in row}
+
+
+def test_all_classes_and_counters_occur(played: list[dict[str, Any]]) -> None:
+    kinds = Counter(row["kind"] for row in played)
+    assert set(kinds) == set(KINDS)
+    assert 0.12 < kinds["illegal"] / len(played) < 0.18
+    clocks = {int(row["fen"].split()[4]) for row in played}
+    assert (min(clocks), max(clocks)) == (0, 149) and len(clocks) > 130
+    numbers = {int(row["fen"].split()[5]) for row in played}
+    assert (min(numbers), max(numbers)) == (1, 198) and len(numbers) > 170
+    passant = [row["fen"].split() for row in played if row["fen"].split()[3] != "-"]
+    assert passant and all(fields[4] == "0" for fields in passant)
+
+
+def test_moves_are_listed_special_illegal_or_any_legal_one() -> None:
+    rng = random.Random(3)
+    board = chess.Board("r3k2r/8/8/8/8/8/8/R3K2R w KQkq - 0 1")
+    moves = Counter(chosen_move(board, ["a1a8"], rng) for _ in range(4000))
+    legal = {move.uci() for move in board.legal_moves}
+    assert 0.66 < moves["a1a8"] / 4000 < 0.74
+    assert 0.13 < (moves["e1g1"] + moves["e1c1"]) / 4000 < 0.17
+    assert 0.13 < sum(n for move, n in moves.items() if move not in legal) / 4000 < 0.17
+    start = Counter(chosen_move(chess.Board(), [], rng) for _ in range(2000))
+    assert {move.uci() for move in chess.Board().legal_moves} < set(start)
+
+
+def test_special_moves_are_the_legal_ones() -> None:
+    rng, seen = random.Random(4), 0
+    for style in WALKS * 2:
+        for board in walk(rng, style):
+            special = {
+                move
+                for move in board.legal_moves
+                if move.promotion or board.is_castling(move) or board.is_en_passant(move)
+            }
+            found = special_moves(board)
+            assert set(found) == special and len(found) == len(special)
+            seen += bool(special)
+    assert seen > 30

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# GRPO by environment variables; whatever is not set keeps its default. Resumes by itself.
+#
+#   STEPS=5 BATCH_POSITIONS=4 GROUP_SIZE=2 LR=1e-5 CLIP_RANGE=0.1 ./train.sh [more flags]
+set -euo pipefail
+cd "$(dirname "$0")"
+
+flags=(--preset train-sh --out "${OUT:-runs/train-sh}" --resume)
+add() { if [ -n "${2:-}" ]; then flags+=("$1" "$2"); fi; }
+
+add --model "${MODEL:-}"
+add --data "${DATA:-}"
+add --steps "${STEPS:-}"
+add --batch-size "${BATCH_POSITIONS:-${BATCH_SIZE:-}}"
+add --k-samples "${GROUP_SIZE:-${K_SAMPLES:-}}"
+add --lr "${LR:-}"
+add --clip-range "${CLIP_RANGE:-}"
+add --kl-coef "${KL_COEF:-}"
+add --kl-divergence-threshold "${KL_DIVERGENCE_THRESHOLD:-}"
+add --kl-warmup-steps "${KL_WARMUP_STEPS:-}"
+add --kl-warmup-factor "${KL_WARMUP_FACTOR:-}"
+add --reward-warmup-steps "${REWARD_WARMUP_STEPS:-}"
+add --mix-env-ratio "${MIX_ENV_RATIO:-}"
+add --temperature "${TEMPERATURE:-}"
+add --seed "${SEED:-}"
+
+rookworld=.venv/bin/rookworld
+if [ ! -x "$rookworld" ]; then rookworld=rookworld; fi
+exec "$rookworld" train "${flags[@]}" "$@"
