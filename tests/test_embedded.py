@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib.resources import files
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 
@@ -81,3 +82,15 @@ def test_the_rows_are_small() -> None:
     folder = files("rookworld") / "assets" / "data"
     size = sum(len(path.read_bytes()) for path in folder.iterdir())
     assert size <= 2_000_000
+
+
+def test_evaluation_rows_are_disjoint_from_the_embedded_ones() -> None:
+    folder = Path(__file__).parents[1] / "evaluation"
+    ours = {position_key(row.fen) for part in (*PARTS, "mate") for row in rows(part)}
+    found = [
+        {position_key(row.fen) for row in load_rows(path)}
+        for path in sorted(folder.glob("*.parquet"))
+    ]
+    assert [len(keys) for keys in found] == [6_200, 6_500, 4_000]
+    assert not any(keys & ours for keys in found)
+    assert not any(one & other for one, other in combinations(found, 2))

@@ -254,3 +254,10 @@ def test_a_skip_says_why() -> None:
     assert decisions({"loss": NAN}) == [Skip("non_finite")]
     (event,) = run(Guard(GuardSettings()), {"loss": NAN, "grad_norm": INF})[0].events
     assert event["message"] == "update skipped: loss, grad_norm not finite, 1 in a row"
+
+
+def test_a_model_that_never_had_the_format_cannot_lose_it() -> None:
+    guard = Guard(GuardSettings())
+    guard.check_eval(EvalHealth(step=0, reward=-0.1, format=0.10))
+    ruling = guard.check_eval(EvalHealth(step=10, reward=-0.1, format=0.02))
+    assert isinstance(ruling.decision, Continue)

@@ -125,7 +125,7 @@ PRETRAIN_PRESETS: dict[str, dict[str, Any]] = {
         "n_embd": 128,
         "n_head": 4,
         "batch_size": 48,
-        "steps": 500,
+        "steps": 300,
         "lr_warmup_steps": 40,
         "lr_final": 0.05,
         "eval_every": 0,
@@ -364,11 +364,10 @@ class TrainSettings:
 TRAIN_PRESETS: dict[str, dict[str, Any]] = {
     "demo": {
         "batch_size": 16,
-        "steps": 120,
+        "steps": 80,
         "lr": 1e-4,
         "flat_tries": 0,
-        "eval_every": 40,
-        "save_every": 40,
+        "eval_every": 0,
     },
     "mini": {
         "batch_size": 8,

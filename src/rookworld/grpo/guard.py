@@ -32,6 +32,8 @@ KL_ACT_SHARE = 0.9
 """Share of the KL limit from which it restores: before the limit is reached, not after."""
 SPIKE_WINDOW = 20
 """Gradient norms a spike is compared with; half of them must be known."""
+FORMAT_MASTERED = 0.5
+"""Held-out format validity from which its loss is a collapse."""
 ENTROPY_SHARE = 0.1
 """A run that starts with little entropy has this share of it as its floor."""
 
@@ -303,7 +305,8 @@ class Guard:
         if not (math.isfinite(health.reward) and math.isfinite(health.format)):
             return Ruling(Continue())
         best = health.format if memory.best_format is None else memory.best_format
-        if 0 < drop < best - health.format:
+        # a model that never had the format cannot lose it: there a fall is chance
+        if best >= FORMAT_MASTERED and 0 < drop < best - health.format:
             what = f"held-out format validity is {health.format:.4g}, best was {best:.4g}"
             return self._restore(health.step, "format_collapse", what, health.format, best - drop)
         memory.best_format = max(best, health.format)
