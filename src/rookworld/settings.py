@@ -5,7 +5,7 @@ Every field is read by something (a test looks), and is validated where both num
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -162,7 +162,40 @@ KLType = Literal["forward", "reverse", "symmetric", "k2", "k3", "k1_reward"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSettings:
+class RewardWeights:
+    """Relative weights of a reward's parts; unset ones keep the defaults of docs/rewards.md."""
+
+    p_format: float | None = None
+    """P: the answer can be read."""
+    p_legal: float | None = None
+    """P: listed moves that are legal."""
+    p_best: float | None = None
+    """P: quality of the best move."""
+    p_candidates: float | None = None
+    """P: true best moves listed."""
+    p_evaluations: float | None = None
+    """P: accuracy of the evaluations."""
+    p_whole: float | None = None
+    """P: best × evaluations."""
+    a_format: float | None = None
+    """A: the answer can be read."""
+    a_board: float | None = None
+    """A: similarity of the new position."""
+    a_flags: float | None = None
+    """A: terminated and truncated."""
+    a_reward: float | None = None
+    """A: the reward value."""
+    a_whole: float | None = None
+    """A: everything right at once."""
+
+    def weights(self) -> dict[str, float]:
+        """The weights that were set, by name."""
+        named = {field.name: getattr(self, field.name) for field in fields(RewardWeights)}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings(RewardWeights):
     """GRPO on analysis (P:) and environment (A:) prompts; see docs/training.md."""
 
     model: str = "nano"

@@ -191,6 +191,7 @@ def reward_rules(settings: TrainSettings) -> RewardRules:
         shaping=settings.reward_shaping,
         p_malformed=settings.p_malformed,
         a_malformed=settings.a_malformed,
+        **settings.weights(),
     )
 
 

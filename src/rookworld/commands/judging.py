@@ -13,6 +13,7 @@ from typing import Any, Literal
 from rookworld.commands.display import bar, show
 from rookworld.config import leading, parse
 from rookworld.errors import ConfigError, DataError
+from rookworld.settings import RewardWeights
 from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.reward import RewardRules, Shaping
@@ -34,7 +35,7 @@ def open_judge(kind: str, engine: str | None, nodes: int) -> Iterator[Judge | No
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreSettings:
+class ScoreSettings(RewardWeights):
     """Score answers: one JSON line each with `reward`, `parts` and `reason`."""
 
     judge: Literal["labels", "stockfish"] = "labels"
@@ -52,7 +53,7 @@ def score(args: list[str]) -> int:
     settings = parse(ScoreSettings, rest, command="rookworld score", default=ScoreSettings())
     if len(files) != 1:
         raise ConfigError("rookworld score: name one JSONL file, or - for standard input")
-    rules = RewardRules(shaping=settings.reward_shaping)
+    rules = RewardRules(shaping=settings.reward_shaping, **settings.weights())
     with open_judge(settings.judge, settings.engine, settings.nodes) as judge:
         for number, line in enumerate(_lines(files[0]), 1):
             verdict = score_line(line, f"{files[0]}:{number}", rules, judge)
