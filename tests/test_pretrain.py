@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from rookworld import packing, pretrain
+from rookworld import batches, packing, pretrain
 from rookworld.checkpoint import newest_checkpoint
 from rookworld.data.sources import load_rows
 from rookworld.errors import ConfigError, Diverged
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.packing import Packed
+from rookworld.presets import PRETRAIN_PRESETS
 from rookworld.runs import read_lines
-from rookworld.settings import PRETRAIN_PRESETS, PretrainSettings
+from rookworld.settings import PretrainSettings
 from rookworld.sources import load_sources, pick_tokenizer, split_share
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
 
@@ -91,16 +92,18 @@ def test_a_gradient_is_the_same_however_a_step_is_cut(
     found = []
     for budget in (200, 100_000):
         settings = replace(TINY, micro_tokens=budget)
-        placed = pretrain.place(sources, settings, device)
-        symmetries = pretrain.symmetry_tables(tokenizer, settings, device)
-        batches = list(pretrain.step_batches(state, placed, symmetries, settings, device))
-        for micro in batches:
+        placed = batches.place(sources, settings, device)
+        symmetries = batches.symmetry_tables(tokenizer, settings, device)
+        passes = list(
+            batches.step_batches(state.step, tokenizer, placed, symmetries, settings, device)
+        )
+        for micro in passes:
             loss, _ = pretrain.micro_loss(
                 state.model, micro, pretrain.field_weights(settings, device)
             )
             loss.backward()  # type: ignore[no-untyped-call]
         found.append(
-            (len(batches), [p.grad.clone() for p in state.model.parameters() if p.grad is not None])
+            (len(passes), [p.grad.clone() for p in state.model.parameters() if p.grad is not None])
         )
         state.model.zero_grad()
     (many, first), (few, second) = found
@@ -110,7 +113,7 @@ def test_a_gradient_is_the_same_however_a_step_is_cut(
 
 
 def test_every_row_comes_once_an_epoch_in_a_new_order() -> None:
-    steps = [pretrain.rows_of_step(10, 4, step, seed=1) for step in range(5)]
+    steps = [batches.rows_of_step(10, 4, step, seed=1) for step in range(5)]
     rows = np.concatenate(steps)
     assert sorted(rows[:10]) == sorted(rows[10:]) == list(range(10))
     assert rows[:10].tolist() != rows[10:].tolist()
@@ -118,9 +121,9 @@ def test_every_row_comes_once_an_epoch_in_a_new_order() -> None:
 
 def test_rows_of_like_length_share_a_pass() -> None:
     lengths = np.array([85, 160, 73, 85, 151], dtype=np.int16)
-    cuts = [part.tolist() for part in pretrain.cut(lengths, np.arange(5), 10_000)]
+    cuts = [part.tolist() for part in batches.cut(lengths, np.arange(5), 10_000)]
     assert cuts == [[2, 0, 3], [4, 1]]
-    small = [part.tolist() for part in pretrain.cut(lengths, np.arange(5), 170)]
+    small = [part.tolist() for part in batches.cut(lengths, np.arange(5), 170)]
     assert small == [[2, 0], [3], [4], [1]]
 
 

@@ -13,13 +13,8 @@ import pytest
 import rookworld
 from rookworld.commands.training import read_settings
 from rookworld.errors import ConfigError
-from rookworld.settings import (
-    PRETRAIN_PRESETS,
-    TRAIN_PRESETS,
-    PretrainSettings,
-    RewardWeights,
-    TrainSettings,
-)
+from rookworld.presets import PRETRAIN_PRESETS, TRAIN_PRESETS
+from rookworld.settings import PretrainSettings, RewardWeights, TrainSettings
 from rookworld.trainer_state import guard_settings, kl_settings, reward_rules
 
 PACKAGE = Path(str(rookworld.__path__[0]))

@@ -21,7 +21,8 @@ import numpy as np
 
 from rookworld.config import override, read_toml, require, short_hash, suggestion
 from rookworld.errors import ConfigError
-from rookworld.settings import TRAIN_PRESETS, TrainSettings
+from rookworld.presets import TRAIN_PRESETS
+from rookworld.settings import TrainSettings
 
 Sampler = Literal["grid", "random", "tpe"]
 Params = dict[str, Any]

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from rookworld.commands.display import banner, bar, say
 from rookworld.config import layered, parse, resolved, short_hash
-from rookworld.settings import PRETRAIN_PRESETS, PretrainSettings
+from rookworld.presets import PRETRAIN_PRESETS
+from rookworld.settings import PretrainSettings
 
 if TYPE_CHECKING:
     from rookworld.model.gpt2 import GPT2

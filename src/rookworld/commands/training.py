@@ -16,7 +16,8 @@ from rookworld.commands.judging import open_judge
 from rookworld.config import layered, leading, override, parse, resolved, short_hash
 from rookworld.data.sources import load_rows
 from rookworld.errors import ConfigError
-from rookworld.settings import TRAIN_PRESETS, TrainSettings
+from rookworld.presets import TRAIN_PRESETS
+from rookworld.settings import TrainSettings
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
 
 if TYPE_CHECKING:
