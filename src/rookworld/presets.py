@@ -45,8 +45,9 @@ PRETRAIN_PRESETS: dict[str, dict[str, Any]] = {
 TRAIN_PRESETS: dict[str, dict[str, Any]] = {
     "demo": {
         "batch_size": 16,
-        "steps": 80,
-        "lr": 1e-4,
+        "steps": 60,
+        "lr": 3e-5,
+        "kl_coef": 0.05,
         "flat_tries": 0,
         "eval_every": 0,
     },
