@@ -6,21 +6,30 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+FILE_WIDTH = 120
 PLAIN_EVERY_S = 10.0
 """Seconds between lines of progress where there is no terminal."""
 
 
+def console(file: TextIO) -> Console:
+    """A terminal has a width of its own; a file or a pipe gets room for whole tables."""
+    terminal = file.isatty()
+    return Console(
+        file=file, highlight=False, soft_wrap=not terminal, width=None if terminal else FILE_WIDTH
+    )
+
+
 def stdout() -> Console:
-    return Console(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty())
+    return console(sys.stdout)
 
 
 def stderr() -> Console:
-    return Console(file=sys.stderr, highlight=False, soft_wrap=not sys.stderr.isatty())
+    return console(sys.stderr)
 
 
 def show(thing: RenderableType) -> None:

@@ -35,7 +35,7 @@ def uci(args: list[str]) -> int:
     answerer = load_answerer(
         model, device=settings.device, dtype=settings.dtype, batch_size=64, seed=settings.seed
     )
-    for line in serve(answerer, f"RookWorld {Path(model).name}", sys.stdin):
+    for line in serve(answerer, Path(model).name, sys.stdin):
         print(line, flush=True)
     return 0
 

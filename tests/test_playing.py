@@ -1,0 +1,62 @@
+"""A model in other people's programs: the exported folder, its card, and the UCI door."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+
+from rookworld.cards import model_card
+from rookworld.cli import main
+from rookworld.model.tokenizer import Tokenizer
+from rookworld.model.weights import load_model
+from rookworld.runs import Run, write_json
+
+
+def test_export_writes_the_same_model_and_a_card(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "mine"
+    assert main(["export", str(tiny_folder), "--out", str(out), "--dtype", "float32"]) == 0
+    assert capsys.readouterr().out.strip() == str(out)
+    for ours, theirs in zip(
+        load_model(tiny_folder).parameters(), load_model(out).parameters(), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+    assert Tokenizer.load(out).style == "compact"
+    card = (out / "README.md").read_text()
+    assert card.startswith("---\nlicense: gpl-3.0")
+    assert "# mine" in card and "M:" in card
+
+
+def test_a_card_tells_what_the_run_knows(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    model = run.folder / "final"
+    model.mkdir()
+    write_json(run.folder / "config.json", {"lr": 2e-5, "steps": 7})
+    origin = {"version": "9.9", "commit": "abc", "machine": "a laptop"}
+    write_json(run.folder / "origin.json", origin)
+    for step, value in ((0, 0.25), (7, 0.5)):
+        estimate = {"value": value, "n": 40, "low": value - 0.1, "high": value + 0.1}
+        run.append("eval.jsonl", {"step": step, "P/best": estimate})
+    card = model_card(model, "m", 8_300_000, "compact")
+    assert "8.3M parameters" in card
+    assert "| `lr` | 2e-05 |" in card and "commit abc" in card
+    assert "| P/best | 0.250 [0.150, 0.350] | 0.500 [0.400, 0.600] | 40 |" in card
+
+
+def test_export_without_a_model_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export"]) == 2
+    assert "name one model folder" in capsys.readouterr().err
+
+
+def test_uci_answers_on_standard_output(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("uci\nposition startpos\ngo\nquit\n"))
+    assert main(["uci", str(tiny_folder), "--device", "cpu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "id name RookWorld tiny"
+    assert lines[-1].startswith("bestmove ")
