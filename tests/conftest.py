@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rookworld.errors import EngineError
+from rookworld.tasks.engine import find_engine
 from tiny_training import one_thread, save_tiny, save_warm
 
 
@@ -31,3 +33,13 @@ def warm_folder(tiny_folder: Path) -> Path:
     with one_thread():
         save_warm(folder, tiny_folder)
     return folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `engine` run for real where Stockfish is; elsewhere skipped and counted."""
+    try:
+        find_engine()
+    except EngineError as error:
+        for item in items:
+            if item.get_closest_marker("engine"):
+                item.add_marker(pytest.mark.skip(reason=str(error)))

@@ -34,12 +34,6 @@ KIWIPETE = "r3k2r/p1ppqpb1/bn2pnp1/3PN3/1p2P3/2N2Q1p/PPPBBPPP/R3K2R w KQkq - 0 1
 STALEMATE = "7k/5Q2/6K1/8/8/8/8/8 b - - 0 1"
 MATED = "7k/6Q1/6K1/8/8/8/8/8 b - - 0 1"
 
-try:
-    STOCKFISH: Path | None = find_engine()
-except EngineError:
-    STOCKFISH = None
-
-needs_stockfish = pytest.mark.skipif(STOCKFISH is None, reason="no Stockfish on this machine")
 
 MakeFake = Callable[..., Path]
 
@@ -294,12 +288,10 @@ def test_a_missing_engine_is_one_line_that_says_how_to_install_it(
 
 @pytest.fixture
 def stockfish() -> Path:
-    assert STOCKFISH is not None
-    return STOCKFISH
+    return find_engine()
 
 
 @pytest.mark.engine
-@needs_stockfish
 def test_stockfish_lines_are_sorted_distinct_and_legal(stockfish: Path) -> None:
     with Engine(stockfish) as engine:
         for fen in random_positions(40, seed=3):
@@ -311,7 +303,6 @@ def test_stockfish_lines_are_sorted_distinct_and_legal(stockfish: Path) -> None:
 
 
 @pytest.mark.engine
-@needs_stockfish
 def test_stockfish_scores_are_for_the_side_to_move(stockfish: Path) -> None:
     with Engine(stockfish) as engine:
         mate = engine.search("6k1/5ppp/8/8/8/8/8/K2R4 w - - 0 1", 2000)[0]
@@ -325,7 +316,6 @@ def test_stockfish_scores_are_for_the_side_to_move(stockfish: Path) -> None:
 
 
 @pytest.mark.engine
-@needs_stockfish
 def test_stockfish_answers_do_not_depend_on_what_was_asked_before(stockfish: Path) -> None:
     queries = [Query(fen, 3000) for fen in random_positions(24, seed=5)]
     queries += [Query(KIWIPETE, 3000, 1, ("a2a3",)), Query(KIWIPETE, 3000)]
@@ -337,7 +327,6 @@ def test_stockfish_answers_do_not_depend_on_what_was_asked_before(stockfish: Pat
 
 
 @pytest.mark.engine
-@needs_stockfish
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_stockfish_is_replaced(stockfish: Path, how: signal.Signals) -> None:
     query = Query(KIWIPETE, 3000)
@@ -349,7 +338,6 @@ def test_a_lost_stockfish_is_replaced(stockfish: Path, how: signal.Signals) -> N
 
 
 @pytest.mark.engine
-@needs_stockfish
 def test_a_stockfish_stopped_in_mid_search_is_noticed(stockfish: Path) -> None:
     with Engine(stockfish) as engine:
         pid = engine.pid or 0
@@ -363,7 +351,6 @@ def test_a_stockfish_stopped_in_mid_search_is_noticed(stockfish: Path) -> None:
 
 
 @pytest.mark.engine
-@needs_stockfish
 def test_a_stockfish_that_starts_to_print_garbage_is_replaced(
     stockfish: Path, tmp_path: Path
 ) -> None:

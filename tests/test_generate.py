@@ -36,12 +36,6 @@ from rookworld.tasks.engine import find_engine
 from rookworld.tasks.environment import KINDS, transition
 from rookworld.tasks.notation import position_key
 
-try:
-    STOCKFISH: Path | None = find_engine()
-except EngineError:
-    STOCKFISH = None
-needs_stockfish = pytest.mark.skipif(STOCKFISH is None, reason="Stockfish is not installed")
-
 NONE: dict[str, Any] = dict.fromkeys(Proportions.__dataclass_fields__, 0.0)
 CHEAP = Proportions(**{**NONE, "first": 1.0})
 """The class that is met soonest, so that a chunk is made at once."""
@@ -144,9 +138,8 @@ def test_killed_and_run_again_is_the_same_as_uninterrupted(tmp_path: Path, worke
 
 @pytest.mark.engine
 @pytest.mark.slow
-@needs_stockfish
 def test_killed_stockfish_run_is_the_same_as_uninterrupted(tmp_path: Path) -> None:
-    small = {"engine": str(STOCKFISH), "nodes": 2000, "play_nodes": 500, "rows": 500}
+    small = {"engine": str(find_engine()), "nodes": 2000, "play_nodes": 500, "rows": 500}
     (tmp_path / "killed").mkdir()
     settings = p_rows(tmp_path / "killed", workers=2, **small)
     kill_and_rerun(tmp_path, settings, random.Random())

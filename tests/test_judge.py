@@ -24,12 +24,6 @@ START = chess.STARTING_FEN
 MIDDLE = "r1bqkbnr/pppp1ppp/2n5/4p3/2B1P3/5N2/PPPP1PPP/RNBQK2R b KQkq - 3 3"
 HANGING = "rnb1kbnr/pppp1ppp/8/4p3/4P2q/5N2/PPPP1PPP/RNBQKB1R w KQkq - 2 3"
 
-try:
-    STOCKFISH: Path | None = find_engine()
-except EngineError:
-    STOCKFISH = None
-
-needs_stockfish = pytest.mark.skipif(STOCKFISH is None, reason="no Stockfish on this machine")
 
 MakeFake = Callable[..., Path]
 
@@ -178,12 +172,10 @@ def test_a_bad_engine_changes_no_verdict(make_fake: MakeFake, mode: str) -> None
 
 @pytest.fixture
 def stockfish() -> Path:
-    assert STOCKFISH is not None
-    return STOCKFISH
+    return find_engine()
 
 
 @pytest.mark.engine
-@needs_stockfish
 def test_stockfish_takes_the_hanging_queen(stockfish: Path) -> None:
     row = unlabelled(HANGING)
     with StockfishJudge(stockfish, nodes=3000, processes=1) as judge:
@@ -194,7 +186,6 @@ def test_stockfish_takes_the_hanging_queen(stockfish: Path) -> None:
 
 
 @pytest.mark.engine
-@needs_stockfish
 def test_stockfish_verdicts_do_not_depend_on_order_threads_or_cache(
     stockfish: Path, tmp_path: Path
 ) -> None:

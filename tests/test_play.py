@@ -65,13 +65,6 @@ class Says:
         return [Answer(self._answer(prompt)) for prompt in prompts]
 
 
-def engine_or_skip() -> Path:
-    try:
-        return find_engine()
-    except EngineError as error:
-        pytest.skip(str(error))
-
-
 def test_mate_ends_a_game_and_wins_it() -> None:
     player = Scripted("both", FOOLS_MATE)
     game = new_game(0, player, player)
@@ -221,7 +214,7 @@ def test_a_world_goes_on_from_an_opening_with_its_history() -> None:
 
 @pytest.mark.engine
 def test_stockfish_beats_the_first_legal_move() -> None:
-    with EnginePlayer(engine_or_skip(), nodes=300) as engine:
+    with EnginePlayer(find_engine(), nodes=300) as engine:
         played = match(engine, FirstLegal(), openings(1))
         again = match(engine, FirstLegal(), openings(1))
     assert played.estimates["match/score"].value == 1.0
@@ -234,7 +227,7 @@ def test_stockfish_beats_the_first_legal_move() -> None:
 
 @pytest.mark.engine
 def test_a_skill_level_is_part_of_the_name() -> None:
-    with EnginePlayer(engine_or_skip(), nodes=50, skill=3) as engine:
+    with EnginePlayer(find_engine(), nodes=50, skill=3) as engine:
         assert "skill 3" in engine.name
         assert (
             chess.Move.from_uci(engine.choose([chess.Board()], [0])[0]) in chess.Board().legal_moves

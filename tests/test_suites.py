@@ -14,11 +14,10 @@ from rich.console import Console
 
 from rookworld.data.rows import MateRow, Row
 from rookworld.data.sources import write_rows
-from rookworld.errors import ConfigError, DataError, EngineError, ModelError, RookworldError
+from rookworld.errors import ConfigError, DataError, ModelError, RookworldError
 from rookworld.model.weights import save_model
 from rookworld.suites import EvalSettings, run_eval
 from rookworld.tables import render_table
-from rookworld.tasks.engine import find_engine
 from rookworld.tasks.environment import transition
 from rookworld.tasks.task import PolicyRow
 from tiny import tiny_model
@@ -136,10 +135,6 @@ def test_a_sampled_evaluation_does_not_call_itself_greedy(folder: Path) -> None:
 
 @pytest.mark.engine
 def test_live_stockfish_judges_instead_of_the_labels(folder: Path) -> None:
-    try:
-        find_engine()
-    except EngineError as error:
-        pytest.skip(str(error))
     given = settings(folder, suite=("policy",), judge="stockfish", nodes=200, sampled=False)
     assert run_eval([str(folder / "model0")], given).to_json()["P/win_loss"]["value"] > 0
 

@@ -11,18 +11,16 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from rookworld.config import require
 from rookworld.errors import ConfigError
+from rookworld.interruption import interruptible
 from rookworld.records import SWEEP_FILE
 from rookworld.runs import write_json
 from rookworld.sweep_file import Params, SweepFile, flags, read_sweep_file
@@ -346,21 +344,3 @@ def gpu_names(wanted: str) -> tuple[str, ...]:
         return tuple(part for part in visible.split(",") if part)
     cards = Path("/proc/driver/nvidia/gpus")
     return tuple(str(n) for n in range(len(list(cards.iterdir())))) if cards.is_dir() else ()
-
-
-@contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM end the sweep once its trainings have saved; a second one at once."""
-    asked: list[int] = []
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    kept = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)

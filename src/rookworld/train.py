@@ -10,12 +10,9 @@ kept from step to step in `trainer_state`.
 from __future__ import annotations
 
 import math
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -34,6 +31,7 @@ from rookworld.evaluate import Evaluation
 from rookworld.grpo.guard import Continue, EvalHealth, Restore, Ruling, Skip, StepHealth, Stop
 from rookworld.grpo.loss import StepTotals
 from rookworld.grpo.schedule import lr_multiplier, ramp
+from rookworld.interruption import interruptible
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.rollout import Collected, Collector, Group, collect
@@ -117,7 +115,7 @@ def train(
                 verdict, improved = assess(run, state, evaluate, hooks)
             if not obey(run, state, verdict, hooks):
                 continue
-            stopping = asked_to_stop()
+            stopping = distributed.any_rank(asked_to_stop())
             if improved or stopping or due(state.step, settings.save_every, settings.steps):
                 save(run, state, settings, best=improved)
             if stopping:
@@ -378,21 +376,3 @@ def finish(run: Run, state: State) -> Path:
         run.finish()
     distributed.barrier()
     return final
-
-
-@contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM end the run after the step; a second one ends it at once."""
-    asked: list[int] = []
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    kept = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: distributed.any_rank(bool(asked))
-    finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)

@@ -114,7 +114,8 @@ def _chunks_by_pool(
         while True:
             running = {future for _, future in ahead if future and not future.done()}
             while len(running) < workers and (number := next(numbers, None)) is not None:
-                future = None if folder.has(number) else pool.submit(_put, folder, number, make)
+                with _interrupts_held():  # a submit may start a worker, which inherits the mask
+                    future = None if folder.has(number) else pool.submit(_put, folder, number, make)
                 ahead.append((number, future))
                 running |= {future} if future else set()
             if not ahead:
@@ -136,6 +137,16 @@ def _chunks_by_pool(
         pool.shutdown(cancel_futures=True)
 
 
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C waits: a worker still importing would print a traceback of its own."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _put(folder: ChunkFolder, number: int, make: MakeChunk) -> None:
     folder.write(number, make(number))
 
@@ -144,6 +155,7 @@ def _end_with_parent() -> None:
     """A worker whose parent was killed would wait for work for ever."""
     # Ctrl-C reaches the whole group: a worker ends at once, without a traceback of its own.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     parent = multiprocessing.parent_process()
     assert parent is not None
 
