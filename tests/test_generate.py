@@ -26,6 +26,7 @@ from rookworld.data.mates import (
     mate_records,
     mates_in_one,
     mates_in_two,
+    varied_mate,
     may_check,
 )
 from rookworld.data.playouts import WALKS, walk
@@ -360,6 +361,19 @@ def test_mates_are_all_there(mate_in: int) -> None:
         assert row["mates"] == solve(board) != []
         if mate_in == 2:
             assert mates_in_one(board) == []
+
+
+def test_a_varied_mate_is_another_position_with_a_mate() -> None:
+    rng, made = random.Random(7), 0
+    for row in mate_records(random.Random(5), 1, 20):
+        varied = varied_mate(row["fen"], 1, rng)
+        if varied is not None:
+            made += 1
+            board = chess.Board(varied["fen"])
+            assert board.is_valid() and varied["mates"] == mates_in_one(board) != []
+            assert board.board_fen() != chess.Board(row["fen"]).board_fen()
+    assert made >= 5
+    assert varied_mate("4k3/8/8/8/8/8/8/4K3 w - - 0 1", 1, rng) is None, "bare kings do not mate"
 
 
 def test_no_check_is_overlooked() -> None:

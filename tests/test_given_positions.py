@@ -16,7 +16,7 @@ from legal_engine import install_legal
 from rookworld.data.chunks import ChunkFolder
 from rookworld.data.files import file_origin, iterate_parquet, write_records
 from rookworld.data.generate import GenerateSettings, chunk_origin, generate, make_chunk
-from rookworld.data.mates import mate_records
+from rookworld.data.mates import mate_records, mates_in_one
 from rookworld.data.playouts import WALKS, walk
 from rookworld.data.positions import chosen_move, kept_positions, special_moves
 from rookworld.errors import ConfigError, DataError
@@ -137,8 +137,6 @@ def test_what_cannot_be_is_named(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, "A", walked(3))
     with pytest.raises(ConfigError, match="--positions and --games"):
         replace(settings, games=(tmp_path / "games.pgn",))
-    with pytest.raises(ConfigError, match="--positions: --task mate"):
-        replace(settings, task="mate")
     wrong: list[tuple[list[Any], str]] = [
         ([{"fen": "8/8 w - -"}], "row 0: not a FEN.*8/8 w"),
         ([{"fen": chess.STARTING_FEN}, {"move": "e2e4"}], "row 1: no 'fen'"),
@@ -153,6 +151,16 @@ def test_what_cannot_be_is_named(tmp_path: Path) -> None:
 
 
 # P rows
+
+
+def test_mates_are_varied(tmp_path: Path) -> None:
+    given = mate_records(random.Random(1), 1, 30)
+    settings = settings_of(tmp_path, "mate", given)
+    assert generate(settings, quiet).asked == 30
+    rows = list(iterate_parquet(settings.out))
+    assert 5 <= len(rows) < 30
+    assert not {row["fen"] for row in rows} & {row["fen"] for row in given}
+    assert all(mates_in_one(chess.Board(row["fen"])) == row["mates"] for row in rows)
 
 
 def test_mates_become_analysed_rows(tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ def test_a_packed_row_is_prompt_answer_end(tokenizer: Tokenizer, rows: list[Poli
 
 
 def test_fields_name_each_token(tokenizer: Tokenizer) -> None:
-    row = PolicyRow("8/8/8/8/8/4k3/8/4K2R w K - 0 1", ("e1g1", "h1h3", "h1g1"), (50, 20, 0))
+    moves = ("e1g1", "h1h3", "h1g1", "h1f1", "e1f1")
+    row = PolicyRow("8/8/8/8/8/4k3/8/4K2R w K - 0 1", moves, (50, 20, 0, 0, 0))
     packed = packing.pack_policy([row], tokenizer)
     fields = packed.fields[0, packed.prompts[0] :].tolist()
     first, other, value, best, marker = (
@@ -53,8 +54,17 @@ def test_fields_name_each_token(tokenizer: Tokenizer) -> None:
         packing.BEST_MOVE,
         packing.MARKER,
     )
-    assert fields == [first, other, other, marker, value, value, value, marker, best, marker]
+    assert fields == [first, *[other] * 4, marker, *[value] * 5, marker, best, marker]
     assert not packed.fields[0, : packed.prompts[0]].any()
+
+
+def test_a_list_with_moves_missing_does_not_teach_where_a_list_ends(tokenizer: Tokenizer) -> None:
+    short = PolicyRow("8/8/8/8/8/4k3/8/4K2R w K - 0 1", ("e1g1", "h1h3", "h1g1"), (50, 20, 0))
+    forced = PolicyRow("7k/8/6K1/8/8/8/8/8 b - - 0 1", ("h8g8",), (0,))
+    packed = packing.pack_policy([short, forced], tokenizer)
+    fields = packed.fields[0, packed.prompts[0] :].tolist()
+    assert fields == [packing.FIRST_MOVE, packing.OTHER_MOVE, packing.OTHER_MOVE, *[0] * 7]
+    assert packed.fields[1, packed.lengths[1] - 1] == packing.MARKER, "one move is all there is"
 
 
 def test_the_first_move_is_spread_by_win_probability(tokenizer: Tokenizer) -> None:

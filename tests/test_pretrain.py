@@ -127,6 +127,11 @@ def test_rows_of_like_length_share_a_pass() -> None:
     assert small == [[2, 0], [3], [4], [1]]
 
 
+def test_passes_of_a_run_have_few_shapes() -> None:
+    assert {batches.even_width(width, 166) for width in range(145, 167)} == {160, 166}
+    assert batches.even_width(85, 85) == 85
+
+
 def test_prompts_are_no_targets(tokenizer: Tokenizer, sources: list[tuple[Packed, float]]) -> None:
     """Changing a prompt's tokens as targets must not change the loss: their weight is zero."""
     packed = sources[0][0]

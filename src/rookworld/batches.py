@@ -24,6 +24,8 @@ from rookworld.model.tokenizer import Tokenizer
 from rookworld.packing import Packed, Symmetry
 from rookworld.settings import PretrainSettings
 
+WIDTH_STEP = 16
+
 
 @dataclass
 class Source:
@@ -32,6 +34,8 @@ class Source:
     packed: Packed
     tensors: dict[str, Tensor]
     per_step: int
+    longest: int
+    """Tokens of the longest row."""
     symmetric: bool
     """Analysis rows may be flipped; environment rows may not (the move counter breaks it)."""
 
@@ -79,7 +83,7 @@ def place(
                 f"a row of {longest} tokens does not fit --n-positions {settings.n_positions}"
             )
         symmetric = not bool((packed.fields[:100] == packing.STATE).any())
-        placed.append(Source(packed, on_device(packed, device), count, symmetric))
+        placed.append(Source(packed, on_device(packed, device), count, longest, symmetric))
     return placed
 
 
@@ -180,9 +184,11 @@ def gather(
     tokenizer: Tokenizer,
 ) -> Micro:
     """The chosen rows of all sources as one batch, symmetries applied at random."""
-    width = int(picks.lengths[chosen].max())
+    numbers = np.unique(picks.sources[chosen]).tolist()
+    longest = max(sources[number].longest for number in numbers)
+    width = even_width(int(picks.lengths[chosen].max()), longest)
     parts: dict[str, list[Tensor]] = {}
-    for number in np.unique(picks.sources[chosen]).tolist():
+    for number in numbers:
         places = chosen[picks.sources[chosen] == number]
         source = sources[number]
         device = source.tensors["tokens"].device
@@ -198,6 +204,11 @@ def gather(
             parts.setdefault(name, []).append(tensor)
     joined = {name: torch.cat(tensors) for name, tensors in parts.items()}
     return Micro(**joined, start=int(picks.prompts[chosen].min()))
+
+
+def even_width(width: int, longest: int) -> int:
+    """A little wider, so that a run has few shapes: code is compiled anew for each."""
+    return min(-(-width // WIDTH_STEP) * WIDTH_STEP, longest)
 
 
 def fit(tensor: Tensor, width: int, fill: int) -> Tensor:

@@ -22,9 +22,9 @@ from rookworld.errors import DataError
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.notation import flip_move, mirror_move
-from rookworld.tasks.policy import POLICY
+from rookworld.tasks.policy import MOST_MOVES, POLICY
 from rookworld.tasks.reward import win_percent
-from rookworld.tasks.task import EnvironmentRow, PolicyRow
+from rookworld.tasks.task import EnvironmentRow, PolicyRow, legal_moves
 
 PROMPT, FIRST_MOVE, OTHER_MOVE, EVALUATION, BEST_MOVE, MARKER, STATE, OUTCOME = range(8)
 """What a token is, as a training target. PROMPT is never one."""
@@ -65,7 +65,8 @@ def pack_policy(
     def pack(chunk: Sequence[PolicyRow]) -> Packed:
         prompts = [POLICY.prompt(row, tokenizer.style) for row in chunk]
         answers = [POLICY.answer(row, tokenizer.style) for row in chunk]
-        packed = _assemble(tokenizer, prompts, answers, [_policy_fields(a) for a in answers])
+        spans = [_policy_fields(a, _is_whole(row)) for a, row in zip(answers, chunk, strict=True)]
+        packed = _assemble(tokenizer, prompts, answers, spans)
         choices, shares = _soft_targets(
             tokenizer,
             [row.moves for row in chunk],
@@ -116,12 +117,22 @@ def _in_chunks(rows: Sequence[Row], pack: Callable[[Sequence[Row]], Packed]) -> 
     return join([pack(rows[i : i + CHUNK]) for i in range(0, len(rows), CHUNK)])
 
 
-def _policy_fields(answer: str) -> list[tuple[int, int]]:
-    """(end character, field) of each part of an analysis; padding belongs to what follows it."""
+def _is_whole(row: PolicyRow) -> bool:
+    """Whether a row lists as many moves as an answer should (an engine may have named a move twice)."""
+    return len(row.moves) >= MOST_MOVES or len(row.moves) == len(legal_moves(row.fen))
+
+
+def _policy_fields(answer: str, whole: bool = True) -> list[tuple[int, int]]:
+    """(end character, field) of each part of an analysis; padding belongs to what follows it.
+
+    Of a list with moves missing only the moves are targets: it must not teach where a list ends.
+    """
     spans: list[tuple[int, int]] = []
     section, seen = OTHER_MOVE, 0
     for end, word in _words(answer):
         if word in ("E:", "B:"):
+            if not whole:
+                return [*spans, (len(answer), PROMPT)]
             section = EVALUATION if word == "E:" else BEST_MOVE
             spans.append((end, MARKER))
         else:
@@ -154,7 +165,7 @@ def _assemble(
         tokens[place, :start] = head
         tokens[place, start:stop] = ids
         fields[place, start:stop] = _token_fields(ends, parts)
-        fields[place, stop] = MARKER
+        fields[place, stop] = MARKER if fields[place, stop - 1] != PROMPT else PROMPT
     heads_long = np.array([len(head) for head in heads], dtype=np.int16)
     return tokens, fields, heads_long, np.array(lengths, dtype=np.int16)
 

@@ -23,7 +23,7 @@ from rookworld.data.analyses import engine_game_rows, given_game_rows
 from rookworld.data.chunks import ChunkFolder, chunks_in_order
 from rookworld.data.files import file_origin, read_fens, write_records
 from rookworld.data.games import kept_games, read_games
-from rookworld.data.mates import mate_records
+from rookworld.data.mates import mate_records, varied_mate
 from rookworld.data.positions import (
     POSITIONS_PER_CHUNK,
     count_positions,
@@ -96,8 +96,8 @@ class GenerateSettings:
     line."""
 
     positions: tuple[Path, ...] = ()
-    """P, A: files of rows (Parquet, JSONL) whose positions are used: P labels each of them, A
-    plays one move in each."""
+    """Files of rows (Parquet, JSONL) whose positions are used: P labels each of them, A plays one
+    move in each, mate changes a man or two and keeps those that still have a mate."""
 
     games_share: float = 1.0
     """P, A: share of the rows that come from the given games; the rest is played."""
@@ -125,8 +125,6 @@ class GenerateSettings:
             raise ConfigError(f"--out: {self.out} does not end in .parquet")
         if self.positions and self.games:
             raise ConfigError("--positions and --games: rows are made from one of them, not both")
-        if self.positions and self.task == "mate":
-            raise ConfigError("--positions: --task mate finds its own; give --task P or A")
         _ = self.part
 
     @property
@@ -298,7 +296,7 @@ def make_chunk(settings: GenerateSettings, store: Path | None, number: int) -> l
     if settings.task == "A":
         return environment_records(settings, store, number)
     if settings.task == "mate":
-        return mate_records(chunk_rng(settings, number), settings.mate_in, MATES_PER_CHUNK)
+        return mates_of_chunk(settings, store, number)
     for _ in range(ATTEMPTS - 1):
         try:
             return analysis_records(settings, store, number)
@@ -344,6 +342,16 @@ def environment_records(
         return [row for row in rows if row is not None]
     games = given_games(settings, store, number)
     return transition_records(rng, settings.proportions, A_ROWS_PER_CHUNK, games)
+
+
+def mates_of_chunk(settings: GenerateSettings, store: Path | None, number: int) -> list[Record]:
+    """The mates of one chunk."""
+    rng = chunk_rng(settings, number)
+    if settings.positions and store:
+        given = given_positions(settings, store, number)
+        varied = (varied_mate(fen, settings.mate_in, rng) for fen, _ in given)
+        return [record for record in varied if record is not None]
+    return mate_records(rng, settings.mate_in, MATES_PER_CHUNK)
 
 
 def analysis_records(settings: GenerateSettings, store: Path | None, number: int) -> list[Record]:

@@ -1,4 +1,4 @@
-"""Rows from positions that the user gives: P labels each of them, A plays one move in each.
+"""Rows from positions that the user gives: P labels each, A plays a move in each, mate varies it.
 
 They are read once from files of rows (P, A or mates alike), kept beside the chunks in the order of
 the files, one a line, and looked up by number, so that no worker holds them all.
@@ -32,7 +32,7 @@ from rookworld.tasks.notation import read_fen
 
 Record = dict[str, Any]
 
-POSITIONS_PER_CHUNK = {"P": 200, "A": 1_000}
+POSITIONS_PER_CHUNK = {"P": 200, "A": 1_000, "mate": 1_000}
 
 UNPARSABLE, ILLEGAL, SPECIAL = 0.03, 0.12, 0.15
 """A: shares of the rows; the rest are moves that the file lists, or any if it lists none."""
