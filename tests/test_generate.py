@@ -26,8 +26,8 @@ from rookworld.data.mates import (
     mate_records,
     mates_in_one,
     mates_in_two,
-    varied_mate,
     may_check,
+    varied_mate,
 )
 from rookworld.data.playouts import WALKS, walk
 from rookworld.data.sources import write_rows

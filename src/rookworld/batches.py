@@ -164,13 +164,14 @@ def cut(
 ) -> Iterator[NDArray[np.int64]]:
     """Rows sorted by length, cut where a pass would be too large or too uneven."""
     order = mine[np.argsort(lengths[mine], kind="stable")]
+    ordered = lengths[order].tolist()
     start = 0
     for place in range(1, len(order) + 1):
         if place == len(order):
             yield order[start:place]
             return
-        longest = int(lengths[order[place]])
-        uneven = longest > 1.3 * lengths[order[start]]
+        longest = ordered[place]
+        uneven = longest > 1.3 * ordered[start]
         if uneven or (place - start + 1) * longest > budget:
             yield order[start:place]
             start = place

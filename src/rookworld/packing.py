@@ -118,7 +118,7 @@ def _in_chunks(rows: Sequence[Row], pack: Callable[[Sequence[Row]], Packed]) -> 
 
 
 def _is_whole(row: PolicyRow) -> bool:
-    """Whether a row lists as many moves as an answer should (an engine may have named a move twice)."""
+    """Whether a row lists as many moves as an answer should: engines name a move twice at times."""
     return len(row.moves) >= MOST_MOVES or len(row.moves) == len(legal_moves(row.fen))
 
 

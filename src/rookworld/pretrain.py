@@ -31,6 +31,7 @@ from rookworld.checkpoint import (
 from rookworld.config import resolved
 from rookworld.errors import Diverged
 from rookworld.model.gpt2 import GPT2, GPT2Config
+from rookworld.model.muon import StackedMuon
 from rookworld.model.precision import passes_in
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
@@ -140,7 +141,7 @@ def make_optimizers(
     )
     if not matrices:
         return [adam], []
-    muon = torch.optim.Muon(
+    muon = StackedMuon(
         [view for view, _, _ in matrices],
         lr=settings.lr,
         weight_decay=settings.weight_decay,
