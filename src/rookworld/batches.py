@@ -153,9 +153,9 @@ def rows_of_step(count: int, per_step: int, step: int, seed: int) -> NDArray[np.
     return rows
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def _shuffled(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """A permutation; the epochs in use are kept, a handful over all sources."""
+    """A permutation; those in use are kept, one or two a source."""
     return np.random.default_rng((seed, epoch, count)).permutation(count)
 
 
