@@ -17,11 +17,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 import decode
 import scoring
 import step
+import vs_trl
 
 
 def main(quick: bool) -> dict[str, float]:
     numbers: dict[str, float] = {}
-    for part in (scoring, decode, step):
+    for part in (scoring, decode, step, vs_trl):
         print(f"--- {part.__name__}")
         numbers |= part.main(quick)
     return numbers

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import subprocess
 import sys
+import time
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import child_process
 from rookworld import distributed
 from rookworld.checkpoint import fault_of, saved_checkpoints
+from rookworld.cli import main
 from rookworld.errors import ConfigError
+from rookworld.evaluate import Evaluation
+from rookworld.model.gpt2 import GPT2
+from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
+from rookworld.runs import read_lines
 from rookworld.step_metrics import Clock
-from rookworld.train import gather, learn
+from rookworld.train import gather, learn, train
 from rookworld.trainer_state import new_state
 from tiny_training import metrics_of, tiny_rows, tiny_settings, write_jsonl
 
@@ -112,31 +120,95 @@ def test_a_rank_that_dies_ends_the_others_with_a_line_and_a_usable_checkpoint(
     assert fault_of(saved_checkpoints(tmp_path / "run")[-1]) is None
 
 
-def steps_with_a_nan_on_one_rank(model: str, folder: str) -> None:
-    """Four steps; the third gradient of rank 1 is broken. Each rank writes what it has."""
-    settings = tiny_settings(Path(model), Path(folder) / "run", batch_size=4)
+def train_and_hang(args: list[str], hangs: bool) -> None:
+    """`rookworld ARGS` with little patience, by a rank that may stop answering after a step."""
+    distributed.TIMEOUT = timedelta(seconds=4)
+    if hangs:
+        distributed.mean_by_name = lambda sums: os.kill(os.getpid(), signal.SIGSTOP)  # type: ignore[assignment,return-value]
+    sys.exit(main(args))
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_ends_the_others_after_the_time_out(
+    warm_folder: Path, tmp_path: Path
+) -> None:
+    rows, log = write_jsonl(tmp_path / "rows.jsonl", tiny_rows()), tmp_path / "log"
+    args = command(warm_folder, rows, tmp_path / "run", "--steps 5")
+    first, second = (
+        child_process.call(
+            train_and_hang, (args, rank == 1), log, child_process.rank_of(2, rank, log)
+        )
+        for rank in range(2)
+    )
+    assert child_process.ended(first, timeout_s=60) == 2
+    second.kill()
+    lines = [line for line in log.read_text().splitlines() if line.startswith("rookworld:")]
+    assert len(lines) == 1
+    assert "Timed out" in lines[0]
+    assert fault_of(saved_checkpoints(tmp_path / "run")[-1]) is None
+
+
+def train_with_a_slow_evaluation(model: str, folder: str) -> None:
+    """Rank 0 evaluates for longer than the others would wait for it within a step."""
+    distributed.TIMEOUT = timedelta(seconds=3)
+
+    def slow(model: GPT2, tokenizer: Tokenizer) -> Evaluation:
+        time.sleep(5)
+        return Evaluation()
+
+    settings = tiny_settings(Path(model), Path(folder) / "run", steps=1, eval_every=0)
+    train(settings, tiny_rows(), slow)
+    distributed.stop()
+
+
+@pytest.mark.slow
+def test_an_evaluation_may_take_longer_than_the_time_out(warm_folder: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    children = [
+        child_process.call(
+            train_with_a_slow_evaluation,
+            (str(warm_folder), str(tmp_path)),
+            log,
+            child_process.rank_of(2, rank, log),
+        )
+        for rank in range(2)
+    ]
+    assert [child_process.ended(child) for child in children] == [0, 0], log.read_text()
+
+
+def spoilt(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+    """A forward hook: the gradient that comes back is not a number."""
+    if output.requires_grad:
+        output.register_hook(lambda gradient: gradient * math.nan)  # type: ignore[no-untyped-call]
+
+
+def steps_with_a_nan_on_one_rank(model: str, folder: str, shard: bool) -> None:
+    """Four steps; from the third on, rank 1's gradient is broken. Each rank writes what it has."""
+    settings = tiny_settings(Path(model), Path(folder) / "run", batch_size=4, shard=shard)
     device = distributed.start("cpu")
     state = new_state(settings, tiny_rows(), device)
-    weight: Any = state.learner.model.ln_f.weight
     decisions = []
     for number in range(4):
         if number == 2 and distributed.rank() == 1:
-            weight.register_hook(lambda gradient: gradient * math.nan)
+            state.learner.model.ln_f.register_forward_hook(spoilt)
         collected = gather(state, settings, None, Clock(device))
         _, ruling = learn(state, collected, settings, Clock(device))
         decisions.append(type(ruling.decision).__name__)
         state.step += 1
-    kept = {"decisions": decisions, "weights": list(state.learner.model.parameters())}
+    kept = {"decisions": decisions, "weights": list(state.learner.whole.parameters())}
     torch.save(kept, Path(folder) / f"rank-{distributed.rank()}.pt")
     distributed.stop()
 
 
-def test_a_nan_on_one_rank_skips_the_step_on_all(warm_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shard", [False, True], ids=["whole", "shares"])
+def test_a_nan_on_one_rank_skips_the_step_on_all(
+    warm_folder: Path, tmp_path: Path, shard: bool
+) -> None:
     log = tmp_path / "log"
     children = [
         child_process.call(
             steps_with_a_nan_on_one_rank,
-            (str(warm_folder), str(tmp_path)),
+            (str(warm_folder), str(tmp_path), shard),
             log,
             child_process.rank_of(2, rank, log),
         )
@@ -150,22 +222,86 @@ def test_a_nan_on_one_rank_skips_the_step_on_all(warm_folder: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_torchrun_goes_the_way_of_one(warm_folder: Path, tmp_path: Path) -> None:
+def test_ranks_restore_and_give_up_together(warm_folder: Path, tmp_path: Path) -> None:
     rows = write_jsonl(tmp_path / "rows.jsonl", tiny_rows())
-    more = "--steps 20 --lr 1e-4"
-    two = "-m torch.distributed.run --standalone --nproc-per-node 2 -m rookworld"
-    for out, start in (("two", two), ("one", "-m rookworld")):
-        args = command(warm_folder, rows, tmp_path / out, more)
-        done = subprocess.run(
-            [sys.executable, *start.split(), *args],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("model: ") == 1
-    assert_same_trajectory(tmp_path / "two", tmp_path / "one", 20)
+    far = "--steps 200 --lr 1e-2 --kl-divergence-threshold 0.01 --max-recoveries 2"
+    happened = []
+    for name, count, more in (("one", 1, ""), ("two", 2, ""), ("shares", 2, "--shard")):
+        log = tmp_path / f"{name}.log"
+        args = command(warm_folder, rows, tmp_path / name, f"{far} {more}")
+        codes = [child_process.ended(child) for child in child_process.ranks(args, log, count)]
+        assert codes == [3] * count, log.read_text()
+        assert log.read_text().count("rookworld:") == 1
+        events = list(read_lines(tmp_path / name / "events.jsonl"))
+        happened.append([(event["step"], event["kind"], event["cause"]) for event in events])
+    assert happened[0] == happened[1] == happened[2]
+    assert len(happened[0]) >= 3
+
+
+# --- as a person starts it ----------------------------------------------------------------------
+
+
+def torchrun(count: int, args: list[str]) -> subprocess.CompletedProcess[str]:
+    start = f"-m torch.distributed.run --standalone --nproc-per-node {count}"
+    return subprocess.run(
+        [sys.executable, *start.split(), *args],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.mark.slow
+def test_torchrun_goes_the_way_of_one(warm_folder: Path, alone: Path, tmp_path: Path) -> None:
+    rows = alone.with_name("rows.jsonl")
+    args = command(warm_folder, rows, tmp_path / "run", "--steps 20 --lr 1e-4")
+    done = torchrun(2, ["-m", "rookworld", *args])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("model: ") == 1
+    assert done.stderr.count("train · settings") == 1
+    assert_same_trajectory(tmp_path / "run", alone, 20)
+
+
+MORTAL = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from rookworld.cli import main
+
+def die_in_the_seventh_step():
+    path = Path(sys.argv[sys.argv.index("--out") + 1]) / "metrics.jsonl"
+    while not path.exists() or path.read_text().count(chr(10)) < 6:
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if os.environ["RANK"] == "1" and "--mortal" in sys.argv:
+    threading.Thread(target=die_in_the_seventh_step, daemon=True).start()
+sys.exit(main([arg for arg in sys.argv[1:] if arg != "--mortal"]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", ["", "--shard"], ids=["whole", "shares"])
+def test_a_job_that_loses_a_rank_ends_with_one_line_and_can_be_resumed(
+    warm_folder: Path, alone: Path, tmp_path: Path, shard: str
+) -> None:
+    script = tmp_path / "mortal.py"
+    script.write_text(MORTAL)
+    rows = alone.with_name("rows.jsonl")
+    more = f"--steps 20 --lr 1e-4 --save-every 3 {shard}"
+    args = command(warm_folder, rows, tmp_path / "run", more)
+    began = time.monotonic()
+    died = torchrun(3, [str(script), *args, "--mortal"])
+    assert died.returncode != 0
+    assert time.monotonic() - began < 60
+    lines = [line for line in died.stderr.splitlines() if line.startswith("rookworld:")]
+    assert len(lines) == 1, died.stderr
+    assert "another process of this training does not answer" in lines[0]
+    assert not (tmp_path / "run" / "DONE").exists()
+    assert saved_checkpoints(tmp_path / "run")[-1].name >= "step-000003"
+    assert torchrun(2, [str(script), *args]).returncode == 0
+    assert_same_trajectory(tmp_path / "run", alone, 20)
 
 
 # --- one process --------------------------------------------------------------------------------
@@ -203,3 +339,10 @@ def test_a_device_that_is_not_there_is_the_users_mistake(monkeypatch: pytest.Mon
         distributed.pick_device("cuda")
     with pytest.raises(ConfigError, match="--device tpu"):
         distributed.pick_device("tpu")
+
+
+def test_more_processes_than_gpus_are_the_users_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert distributed.own_gpu(1) == torch.device("cuda", 1)
+    with pytest.raises(ConfigError, match="process 3 of this machine has no GPU of its own"):
+        distributed.own_gpu(2)

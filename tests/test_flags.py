@@ -279,7 +279,7 @@ def test_a_flag_is_seen_in_the_run(
 
 ELSEWHERE = """
 model data held_out out resume dry_run eval_policy_rows eval_environment_rows eval_mates judge
-engine nodes log_dir wandb device compile reward_warmup_steps
+engine nodes log_dir wandb device compile shard reward_warmup_steps backend trl_phase_steps
 """
 """Fields that the tests below, or those of resuming and of the commands, look after."""
 

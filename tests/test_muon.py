@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -15,14 +17,14 @@ def test_the_update_is_the_one_of_torch() -> None:
         nn.Parameter(torch.randn(s, generator=torch.manual_seed(i))) for i, s in enumerate(SHAPES)
     ]
     theirs = [nn.Parameter(p.detach().clone()) for p in mine]
-    how = {"lr": 0.01, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
+    how: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
     stacked, plain = StackedMuon(mine, **how), torch.optim.Muon(theirs, **how)
     for step in range(5):
         for place, (a, b) in enumerate(zip(mine, theirs, strict=True)):
             noise = torch.randn(a.shape, generator=torch.manual_seed(100 * step + place))
             a.grad, b.grad = noise, noise.clone()
         stacked.step()
-        plain.step()
+        plain.step()  # type: ignore[no-untyped-call]
     for a, b in zip(mine, theirs, strict=True):
         # bfloat16 inside: one rounding of the iteration is 2 ** -8 of an update of 0.2 · lr · √n
         torch.testing.assert_close(a, b, atol=2e-3, rtol=0)

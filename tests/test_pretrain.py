@@ -141,6 +141,17 @@ def test_prompts_are_no_targets(tokenizer: Tokenizer, sources: list[tuple[Packed
         assert (packed.fields[row, : packed.prompts[row]] == packing.PROMPT).all()
 
 
+def test_naming_a_listed_move_again_costs_its_probability() -> None:
+    first, other, mark = packing.FIRST_MOVE, packing.OTHER_MOVE, packing.MARKER
+    targets = torch.tensor([[3, 1, 2, 0, 0, 0, 0], [4, 3, 2, 1, 0, 0, 0]])
+    fields = torch.tensor([[first, other, mark, 0, 0, 0, 0], [0, first, other, other, mark, 0, 0]])
+    p = torch.full((2, 7, 6), 0.1)
+    p[0, 1, 3], p[1, 2, 3], p[1, 3, 3], p[1, 3, 2] = 0.5, 0.25, 0.2, 0.3
+    found = pretrain.repetition(p.log(), targets, fields, torch.tensor([0, 1]))
+    wanted = -math.log(0.5) - math.log(0.75) - math.log(0.5)
+    assert float(found) == pytest.approx(wanted, rel=1e-5)
+
+
 def test_the_rate_rises_then_falls_to_its_share() -> None:
     settings = replace(TINY, steps=100, lr_warmup_steps=10, lr_final=0.1)
     factors = [pretrain.rate_factor(step, settings) for step in range(100)]

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rookworld import sharding
 from rookworld.errors import ModelError, RookworldError
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.tokenizer import Tokenizer
@@ -165,11 +166,13 @@ def restore_optimizer(
     optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], prefix: str
 ) -> None:
     """Put the moments saved by `optimizer_tensors` back."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in _below(tensors, prefix):
         index, moment = name.split(".", 1)
         # a copy: tensors read from a file stay mapped to it
-        state.setdefault(int(index), {})[moment] = value.clone()
+        mine = sharding.share_like(value.clone(), parameters[int(index)])
+        state.setdefault(int(index), {})[moment] = mine
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 

@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM as a question that long work asks between its steps.
 
 Law: the first signal lets the step in progress end, so that it can be saved; a second one ends at
-once. The handlers found are put back.
+once. The handlers found are put back, unless others have been set meanwhile.
 """
 
 from __future__ import annotations
@@ -27,4 +27,5 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(asked)
     finally:
         for number, handler in kept.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) is ask:
+                signal.signal(number, handler)

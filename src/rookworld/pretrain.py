@@ -29,7 +29,7 @@ from rookworld.checkpoint import (
     save_checkpoint,
 )
 from rookworld.config import resolved
-from rookworld.errors import Diverged
+from rookworld.errors import ConfigError, Diverged
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.muon import StackedMuon
 from rookworld.model.precision import passes_in
@@ -73,6 +73,8 @@ def pretrain(
     resume(state, run, settings, say)
     loaded = place(sources, settings, device)
     symmetries = symmetry_tables(tokenizer, settings, device)
+    if settings.repeat_weight and tokenizer.style != "compact":
+        raise ConfigError("--repeat-weight needs the chess tokenizer, where a move is one token")
     passes = compiled(state.model, settings, device)
     window: list[dict[str, Tensor]] = []
     began = time.perf_counter()
@@ -196,7 +198,7 @@ def update(
     table = field_weights(settings, device)
     for micro in step_batches(state.step, state.tokenizer, sources, symmetries, settings, device):
         with passes_in(settings.dtype, device):
-            loss, counts = micro_loss(model, micro, table)
+            loss, counts = micro_loss(model, micro, table, settings.repeat_weight)
         loss.backward()  # type: ignore[no-untyped-call]
         sums += torch.stack([loss.detach(), *counts])
     distributed.sum_over_ranks(sums)
@@ -247,7 +249,9 @@ def field_weights(settings: PretrainSettings, device: torch.device) -> Tensor:
     return sent(np.array(weights, dtype=np.float32), device)
 
 
-def micro_loss(model: GPT2, micro: Micro, table: Tensor) -> tuple[Tensor, list[Tensor]]:
+def micro_loss(
+    model: GPT2, micro: Micro, table: Tensor, repeat_weight: float = 0.0
+) -> tuple[Tensor, list[Tensor]]:
     """Weighted negative log-likelihood, summed; and (weight, first moves right, first moves)."""
     hidden = model(micro.tokens[:, :-1])
     before = micro.start - 1
@@ -263,7 +267,28 @@ def micro_loss(model: GPT2, micro: Micro, table: Tensor) -> tuple[Tensor, list[T
     weights = table[fields]
     opening = fields[place, first] == packing.FIRST_MOVE
     right = (logits[place, first].argmax(-1) == targets[place, first]) & opening
-    return (surprise * weights).sum(), [weights.sum(), right.sum().float(), opening.sum().float()]
+    loss = (surprise * weights).sum()
+    if repeat_weight > 0:
+        loss = loss + repeat_weight * repetition(logp, targets, fields, first)
+    return loss, [weights.sum(), right.sum().float(), opening.sum().float()]
+
+
+def repetition(logp: Tensor, targets: Tensor, fields: Tensor, first: Tensor) -> Tensor:
+    """Unlikelihood of naming a listed move again: −log(1 − p) over further moves, summed.
+
+    A list of five with a repeated move is worth nothing, and its likelihood hardly shows it.
+    """
+    moves = packing.CHOICES
+    places = (first[:, None] + torch.arange(moves, device=first.device)).clamp(
+        max=logp.shape[1] - 1
+    )
+    listed, kinds = targets.gather(1, places), fields.gather(1, places)
+    here = logp.gather(1, places[..., None].expand(-1, -1, logp.shape[-1]))
+    again = here.gather(2, listed[:, None, :].expand(-1, moves, -1)).exp()
+    earlier = torch.ones(moves, moves, dtype=torch.bool, device=first.device).tril(-1)
+    further = (kinds == packing.OTHER_MOVE)[..., None] & earlier
+    mass = (again * further).sum(-1).clamp(max=1 - 1e-4)
+    return -torch.log1p(-mass).sum()
 
 
 def summarise(

@@ -67,6 +67,8 @@ class PretrainSettings:
     """Weight of the first candidate move in the loss."""
     other_move_weight: float = 0.3
     """Weight of each further candidate."""
+    repeat_weight: float = 0.0
+    """Weight of not naming a listed move again, beside each further move (chess tokenizer only)."""
     evaluation_weight: float = 0.15
     """Weight of each evaluation."""
     marker_weight: float = 0.1
@@ -159,6 +161,10 @@ class RewardWeights:
 class TrainSettings(RewardWeights):
     """GRPO on analysis (P:) and environment (A:) prompts; see docs/training.md."""
 
+    backend: Literal["native", "trl"] = "native"
+    """Who trains: `native`, or Hugging Face's GRPOTrainer (extra `trl`; see docs/trl.md)."""
+    trl_phase_steps: int = 20
+    """Steps of a P phase and the A phase after it (--backend trl); --mix-env-ratio of them A."""
     model: str = "nano"
     """`nano` (embedded), a model folder, or a hub id such as jrahn/RookWorld-LM-124M."""
     data: tuple[str, ...] = ("embedded:train",)
@@ -312,15 +318,22 @@ class TrainSettings(RewardWeights):
     """Arithmetic of the passes; weights stay float32. `auto`: bfloat16 on CUDA."""
     compile: bool = False
     """Compile the block for the update."""
+    shard: bool = False
+    """Cut weights, gradients, moments and the reference into shares, one a process (FSDP2), for
+    models that do not fit; with one process nothing changes. See docs/scaling.md."""
     resume: bool = False
     """Go on from the newest whole checkpoint in --out, if there is one."""
     dry_run: bool = False
-    """Check settings, data and model, print the plan, and stop."""
+    """Check settings, data and model (--backend trl: no model), print the plan, and stop."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "updates_per_rollout", "save_every", "keep"):
             value = getattr(self, name)
             require(value > 0, f"--{name.replace('_', '-')} {value}: must be positive")
+        require(
+            self.trl_phase_steps >= 2,
+            f"--trl-phase-steps {self.trl_phase_steps}: a P and an A phase need at least 2",
+        )
         require(
             self.k_samples >= 2 or self.gae,
             f"--k-samples {self.k_samples}: a group needs at least 2 answers to compare",
@@ -344,6 +357,11 @@ class TrainSettings(RewardWeights):
             whole or (self.kl_type != "k1_reward" and self.kl_collect_cap == 0),
             "--kl-type k1_reward and --kl-collect-cap compare whole distributions; "
             "leave --top-k at 0 and --top-p at 1",
+        )
+        require(
+            not self.shard or self.ref_device is None,
+            f"--ref-device {self.ref_device}: with --shard the reference is shared out like the "
+            "policy; leave one of them out",
         )
         require(
             self.kl_coef_min <= self.kl_coef_max,

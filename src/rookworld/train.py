@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from rookworld import distributed, update
+from rookworld import distributed, sharding, update
 from rookworld.checkpoint import (
     drop_after,
     last_sound,
@@ -52,7 +52,6 @@ from rookworld.trainer_state import (
     EVENTS,
     State,
     checkpoint_folder,
-    copy_weights,
     new_state,
     restore,
     resume,
@@ -97,7 +96,7 @@ def train(
     device = distributed.start(settings.device)
     run = Run(settings.out)
     state = new_state(settings, rows, device)
-    with interruptible() as asked_to_stop:
+    with interruptible() as asked_to_stop, distributed.answering():
         if not resume(state, run, settings, hooks.say):
             begin(state, run, settings, evaluate, hooks)
         while state.step < settings.steps:
@@ -135,7 +134,7 @@ def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Cl
     # a recovery samples anew: the answers that led astray are not asked for again
     seed = settings.seed + 1_000_003 * state.guard.recoveries
     collector = Collector(
-        state.learner.model,
+        state.learner.whole,
         state.tokenizer,
         sampling(settings, state.tokenizer),
         settings.k_samples,
@@ -182,6 +181,7 @@ def learn(
         apply(state, rulings[-1], settings, found.norm)
         if refused(rulings[-1]):
             break
+    state.learner.refresh()
     state.control.observe(state.step, found.kl)
     if not refused(rulings[-1]):
         follow_reference(state, found.kl, settings)
@@ -256,7 +256,8 @@ def apply(state: State, ruling: Ruling, settings: TrainSettings, norm: float) ->
             group["lr"] = rate
         if norm > settings.clip_norm:
             factor = settings.clip_norm / norm
-            torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor)
+            gradients = [sharding.local(p.grad) for p in parameters if p.grad is not None]
+            torch._foreach_mul_(gradients, factor)
         state.optimizer.step()
     for parameter in parameters:
         parameter.grad = None
@@ -276,7 +277,7 @@ def follow_reference(state: State, kl: float, settings: TrainSettings) -> None:
     every = settings.ref_sync_every
     if not (stayed_high or (every > 0 and (state.step + 1) % every == 0)):
         return
-    copy_weights(state.learner.model, state.learner.reference)
+    sharding.copy_weights(state.learner.model, state.learner.reference)
     if stayed_high:
         # moments gathered against the old reference point the wrong way
         state.optimizer.state.clear()
@@ -322,6 +323,7 @@ def begin(
     state: State, run: Run, settings: TrainSettings, evaluate: Evaluate, hooks: Hooks
 ) -> None:
     """A new run: its settings, the model before training, and a state to return to."""
+    distributed.barrier()  # every rank has seen the folder: none makes it again while it is cleared
     if distributed.rank() == 0:
         run.clear()
         write_json(run.folder / "config.json", resolved(settings))
@@ -335,7 +337,7 @@ def assess(run: Run, state: State, evaluate: Evaluate, hooks: Hooks) -> tuple[Ru
     """Held-out evaluation by rank 0: what the guard makes of it, and whether it is the best yet."""
     numbers = [math.nan, math.nan]
     if distributed.rank() == 0:
-        evaluation = evaluate(state.learner.model, state.tokenizer)
+        evaluation = evaluate(state.learner.whole, state.tokenizer)
         run.append("eval.jsonl", {"step": state.step, **evaluation.to_json()})
         hooks.on_eval(state.step, evaluation)
         shown = {name: one.value for name, one in evaluation.estimates.items()}
@@ -359,8 +361,10 @@ def obey(run: Run, state: State, ruling: Ruling, hooks: Hooks) -> bool:
         raise Diverged(ruling.decision.diagnosis)
     if not isinstance(ruling.decision, Restore):
         return True
-    distributed.barrier()
-    restore(state, load_checkpoint(last_sound(run.folder)), recovering=True)
+    # rank 0 chooses: on a network disk the others may see older marks
+    newest = last_sound(run.folder).name if distributed.rank() == 0 else "step-0"
+    step = int(distributed.from_first([float(newest.removeprefix("step-"))])[0])
+    restore(state, load_checkpoint(checkpoint_folder(run, step)), recovering=True)
     distributed.barrier()
     if distributed.rank() == 0:
         drop_after(run.folder, state.step)
@@ -372,7 +376,7 @@ def obey(run: Run, state: State, ruling: Ruling, hooks: Hooks) -> bool:
 def finish(run: Run, state: State) -> Path:
     final = run.folder / "final"
     if distributed.rank() == 0:
-        save_checkpoint(final, state.learner.model, state.tokenizer, {}, {"step": state.step})
+        save_checkpoint(final, state.learner.whole, state.tokenizer, {}, {"step": state.step})
         run.finish()
     distributed.barrier()
     return final

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rookworld import distributed, update
+from rookworld import distributed, sharding, update
 from rookworld.answers import NEW_TOKENS
 from rookworld.checkpoint import (
     Checkpoint,
@@ -102,16 +102,15 @@ def new_state(
 ) -> State:
     folder = resolve_folder(settings.model)
     tokenizer = Tokenizer.load(folder)
-    model = load_model(folder, device)
-    fits(model, settings, tokenizer)
-    reference = copy.deepcopy(model).to(reference_device(settings, device)).requires_grad_(False)
-    value_head = new_value_head(model) if settings.gae else None
-    learner = Learner(model, reference, value_head)
+    learner = new_learner(folder, settings, device)
+    fits(learner.model, settings, tokenizer)
     if settings.compile:
-        for block in model.h:
+        for block in learner.model.h:
             block.compile(dynamic=True)
+    # groups of their own: one group's tensors are all shares or all whole
+    heads = [] if learner.value_head is None else [learner.value_head]
     optimizer = torch.optim.AdamW(
-        learner.parameters(),
+        [{"params": list(part.parameters())} for part in (learner.model, *heads)],
         lr=settings.lr,
         betas=(0.9, 0.95),
         weight_decay=settings.weight_decay,
@@ -125,6 +124,19 @@ def new_state(
         KLControl(kl_settings(settings)),
         Guard(guard_settings(settings)),
     )
+
+
+def new_learner(folder: Path, settings: TrainSettings, device: torch.device) -> Learner:
+    """Policy and reference, whole on every rank or shared out over them."""
+    model = load_model(folder, device)
+    value_head = new_value_head(model) if settings.gae else None
+    if not settings.shard or distributed.world_size() == 1:
+        there = reference_device(settings, device)
+        reference = copy.deepcopy(model).to(there).requires_grad_(False)
+        return Learner(model, reference, value_head)
+    reference = sharding.shard(load_model(folder).requires_grad_(False), device)
+    shares = sharding.shard(load_model(folder), device)
+    return Learner(shares, reference, value_head, gathered=model.requires_grad_(False))
 
 
 def fits(model: GPT2, settings: TrainSettings, tokenizer: Tokenizer) -> None:
@@ -216,14 +228,15 @@ def checkpoint_folder(run: Run, step: int) -> Path:
 
 def save(run: Run, state: State, settings: TrainSettings, *, best: bool = False) -> None:
     """Write a checkpoint (rank 0), keep the last few and the best."""
+    tensors = optimizer_tensors(state.optimizer, "optimizer")
+    tensors |= {f"reference.{n}": t for n, t in state.learner.reference.named_parameters()}
+    if state.learner.value_head is not None:
+        tensors |= {f"value.{n}": t for n, t in state.learner.value_head.named_parameters()}
+    tensors = sharding.whole_tensors(tensors)
     if distributed.rank() == 0:
-        tensors = optimizer_tensors(state.optimizer, "optimizer")
-        tensors |= {f"reference.{n}": t for n, t in state.learner.reference.named_parameters()}
-        if state.learner.value_head is not None:
-            tensors |= {f"value.{n}": t for n, t in state.learner.value_head.named_parameters()}
         plain = state.plain() | {"events": sum(1 for _ in read_lines(run.folder / EVENTS))}
         folder = checkpoint_folder(run, state.step)
-        save_checkpoint(folder, state.learner.model, state.tokenizer, tensors, plain)
+        save_checkpoint(folder, state.learner.whole, state.tokenizer, tensors, plain)
         if best:
             mark_best(folder)
         prune(run.folder, settings.keep)
@@ -267,7 +280,9 @@ def cut_events(run: Run, count: int) -> None:
 def restore(state: State, checkpoint: Checkpoint, *, recovering: bool) -> None:
     """Put a checkpoint's weights, moments, reference and counters back."""
     learner = state.learner
-    copy_weights(load_model(checkpoint.folder, learner.model.device), learner.model)
+    saved = load_model(checkpoint.folder)
+    for model in {learner.model, learner.whole}:
+        sharding.copy_weights(saved, model)
     load_named(learner.reference, checkpoint, "reference")
     if learner.value_head is not None:
         load_named(learner.value_head, checkpoint, "value")
@@ -276,14 +291,8 @@ def restore(state: State, checkpoint: Checkpoint, *, recovering: bool) -> None:
     state.load_plain(checkpoint.state, recovering=recovering)
 
 
-@torch.no_grad()
-def copy_weights(source: nn.Module, target: nn.Module) -> None:
-    for theirs, mine in zip(source.parameters(), target.parameters(), strict=True):
-        mine.copy_(theirs)
-
-
-@torch.no_grad()
 def load_named(module: nn.Module, checkpoint: Checkpoint, prefix: str) -> None:
+    sharding.give_back(module)
     for name, parameter in module.named_parameters():
         saved: Tensor | None = checkpoint.tensors.get(f"{prefix}.{name}")
         if saved is None or saved.shape != parameter.shape:
@@ -291,4 +300,4 @@ def load_named(module: nn.Module, checkpoint: Checkpoint, prefix: str) -> None:
                 f"{checkpoint.folder}: no {prefix}.{name} of shape {list(parameter.shape)} in it; "
                 "resume with the run's own --model and --gae"
             )
-        parameter.copy_(saved)
+        sharding.assign(parameter, saved)

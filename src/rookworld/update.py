@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rookworld import distributed
+from rookworld import distributed, sharding
 from rookworld.grpo import loss as losses
 from rookworld.grpo.advantages import (
     AdvantageSettings,
@@ -47,6 +47,18 @@ class Learner:
     model: GPT2
     reference: GPT2
     value_head: nn.Linear | None = None
+    gathered: GPT2 | None = None
+    """The policy's whole weights, where `model` has only this rank's share of them."""
+
+    @property
+    def whole(self) -> GPT2:
+        """The policy to sample from, to evaluate and to save."""
+        return self.model if self.gathered is None else self.gathered
+
+    def refresh(self) -> None:
+        """Let `whole` follow an update."""
+        if self.gathered is not None:
+            sharding.gather(self.model, self.gathered)
 
     def parameters(self) -> list[nn.Parameter]:
         own = list(self.model.parameters())
@@ -85,7 +97,9 @@ def prepare(
 ) -> list[Micro]:
     """Packs of this rank's groups, with the reference's pass over each."""
     micros = []
-    for chosen in micro_packs(groups, settings.micro_tokens):
+    packs = micro_packs(groups, settings.micro_tokens)
+    missing = sharding.missing_passes(learner.reference, len(packs))
+    for chosen in packs:
         packed = pack(chosen, eos)
         width = packed.width
         recorded = torch.cat([_widened(group.logp, width) for group in chosen])
@@ -96,6 +110,7 @@ def prepare(
         if settings.kl_collect_cap > 0:
             micro.kept = within_cap(micro, learner, settings)
         micros.append(micro)
+    sharding.idle_passes(learner.reference, missing)
     return micros
 
 
@@ -260,6 +275,7 @@ def set_gae(
     """Token-level advantages by the value head, scaled over the step."""
     assert learner.value_head is not None
     raw = []
+    missing = sharding.missing_passes(learner.model, len(micros))
     for micro, values in zip(micros, rewards, strict=True):
         with torch.no_grad(), passes_in(settings.dtype, micro.old_logp.device):
             predicted = learner.value_head(states(micro.pack, learner.model).float()).squeeze(-1)
@@ -269,6 +285,8 @@ def set_gae(
             grid, terminal, micro.mask(), settings.gamma, settings.gae_lambda
         )
         raw.append(advantages)
+    with torch.no_grad():
+        sharding.idle_passes(learner.model, missing)
     deviation = step_deviation(
         [(values, micro.mask()) for values, micro in zip(raw, micros, strict=True)]
     )
@@ -343,6 +361,7 @@ def gradient(
     device = learner.model.device
     sums = torch.zeros(5, dtype=torch.float64, device=device)
     ratio = RatioStats(*(torch.zeros((), device=device) for _ in range(4)))
+    missing = sharding.missing_passes(learner.model, len(micros))
     for micro in micros:
         with passes_in(settings.dtype, device):
             hidden = states(micro.pack, learner.model)
@@ -356,18 +375,20 @@ def gradient(
         measured = [policy, kl_loss, value, -entropy, parts[4].sum()]
         sums += torch.stack([part.detach().double() for part in measured])
         ratio = ratio.merge(micro_ratio)
+    sharding.idle_passes(learner.model, missing)
     distributed.sum_over_ranks(sums)
     parameters = learner.parameters()
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     silence_key_biases(learner.model)
-    distributed.sum_gradients(parameters)
+    # shares have been summed on their way back
+    distributed.sum_gradients(p for p in parameters if sharding.local(p) is p)
     counts = distributed.sum_over_ranks(
         torch.stack([ratio.clipped, ratio.tokens, ratio.gap]).double()
     )
     ratio = RatioStats(counts[0], counts[1], distributed.max_over_ranks(ratio.ratio_max), counts[2])
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    norm = sharding.total_norm([p.grad for p in parameters if p.grad is not None])
     values = sums.tolist()
     return Gradient(values[0], values[1], values[2], values[3], values[4], ratio, float(norm))
 
@@ -382,7 +403,7 @@ def silence_key_biases(model: GPT2) -> None:
     for block in model.h:
         gradient = block.get_parameter("attn.c_attn.bias").grad
         if gradient is not None:
-            gradient[width : 2 * width] = 0
+            sharding.local_rows(gradient, width, 2 * width).zero_()
 
 
 def terms(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -37,9 +38,15 @@ def show(thing: RenderableType) -> None:
     stdout().print(thing)
 
 
+def speaks() -> bool:
+    """Whether this process is the one that speaks for all that torchrun has started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def say(line: str) -> None:
     """Print a remark."""
-    stderr().print(line, markup=False)
+    if speaks():
+        stderr().print(line, markup=False)
 
 
 class Bar:
@@ -75,7 +82,7 @@ class Bar:
 def bar(what: str) -> Iterator[Bar]:
     """A bar for one piece of long work."""
     console = stderr()
-    if not console.is_terminal:
+    if not (console.is_terminal and speaks()):
         yield Bar(None, what)
         return
     columns = (

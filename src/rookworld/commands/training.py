@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from rookworld.commands.display import Bar, banner, bar, say, show
+from rookworld.commands.display import Bar, banner, bar, say, show, speaks
 from rookworld.commands.judging import open_judge
 from rookworld.config import layered, leading, override, parse, resolved, short_hash
 from rookworld.data.sources import load_rows
@@ -21,12 +21,14 @@ from rookworld.settings import TrainSettings
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
 
 if TYPE_CHECKING:
-    from rookworld.evaluate import Evaluation
+    from rookworld.evaluate import Evaluation, HeldOut
     from rookworld.laws import Law
     from rookworld.rollout import Group
     from rookworld.train import Evaluate
 
 Rows = list[PolicyRow | EnvironmentRow]
+Train = Callable[..., Path]
+"""A loop: settings, rows, evaluation, judge and hooks in, the final model's folder out."""
 SHOWN = ("reward/sampled", "reward/greedy", "P/format", "P/legal", "P/best", "P/top5", "A/exact")
 PERCENT = ("P/", "A/", "mate1/")
 
@@ -53,11 +55,19 @@ def train(args: list[str]) -> int:
     mark = short_hash(settings, ignore=("out", "resume", "dry_run"))
     say(banner("train", plain, changed, mark))
     rows = read_rows(settings.data)
+    if settings.backend == "trl":
+        planned = trl_plan(settings, rows)
+        if settings.dry_run:
+            print("\n".join(planned))
+            return 0
     if settings.dry_run:
         return dry_run(settings, rows)
     from rookworld import distributed
     from rookworld import train as loop
 
+    begin: Train = loop.train
+    if settings.backend == "trl":
+        begin = trl_loop()
     evaluations: dict[int, Evaluation] = {}
     try:
         with (
@@ -66,7 +76,7 @@ def train(args: list[str]) -> int:
             Recorder(settings) as record,
         ):
             hooks = watch(settings, progress, evaluations, record)
-            final = loop.train(settings, rows, measure(settings), judge, hooks)
+            final = begin(settings, rows, measure(settings), judge, hooks)
     except loop.Interrupted as stopped:
         say(str(stopped))
         return 130
@@ -99,18 +109,41 @@ def dry_run(settings: TrainSettings, rows: Rows) -> int:
     return 0
 
 
-def measure(settings: TrainSettings) -> Evaluate:
-    """The run's held-out evaluation: the same rows every time."""
-    from rookworld.answers import ModelAnswerer
-    from rookworld.evaluate import evaluate, held_out_from
-    from rookworld.trainer_state import reward_rules
+def trl_plan(settings: TrainSettings, rows: Rows) -> list[str]:
+    """What a run with TRL would do; what would stop it is raised before anything is loaded."""
+    from rookworld.trl_plan import plan
 
-    held = held_out_from(
+    return plan(settings, rows, held_out(settings))
+
+
+def trl_loop() -> Train:
+    from rookworld.trl_plan import require_trl
+
+    require_trl()
+    from rookworld.trl_backend import train
+
+    return train
+
+
+def held_out(settings: TrainSettings) -> HeldOut:
+    """The run's held-out rows."""
+    from rookworld.evaluate import held_out_from
+
+    return held_out_from(
         settings.held_out,
         n_policy=settings.eval_policy_rows,
         n_environment=settings.eval_environment_rows,
         n_mates=settings.eval_mates,
     )
+
+
+def measure(settings: TrainSettings) -> Evaluate:
+    """The run's held-out evaluation: the same rows every time."""
+    from rookworld.answers import ModelAnswerer
+    from rookworld.evaluate import evaluate
+    from rookworld.trainer_state import reward_rules
+
+    held = held_out(settings)
     rules = reward_rules(settings)
 
     def run(model: Any, tokenizer: Any) -> Evaluation:
@@ -178,7 +211,7 @@ class Recorder:
     def __enter__(self) -> Any:
         if self.settings.log_dir is not None and find_spec("tensorboard") is None:
             raise ConfigError("--log-dir needs TensorBoard: pip install 'rookworld[tensorboard]'")
-        if self.settings.wandb:
+        if self.settings.wandb and speaks():
             if find_spec("wandb") is None:
                 raise ConfigError("--wandb needs the extra: pip install 'rookworld[wandb]'")
             import wandb
