@@ -33,7 +33,6 @@ NEVER = -1
 PROMPT, PROMPT_CUDA, NEW_CUDA, SAMPLES = 71, 100, 144, 8
 VARIANTS: dict[str, dict[str, Any]] = {
     "triton": {"kernels": "triton", "graph": True},
-    "triton-128": {"kernels": "triton", "graph": True},
     "graph": {"kernels": "torch", "graph": True},
     "eager": {"kernels": "torch", "graph": False},
     "graph-compile": {"kernels": "torch", "graph": True, "compiled": True},
@@ -244,24 +243,17 @@ def _in_process(part: str) -> Numbers:
 
 def cuda_variant(name: str) -> Numbers:
     """Is it right, in fp32 and bf16, and how long does a token take?"""
-    if name == "triton-128":
-        from rookworld.model import triton_step
-
-        triton_step.SLOTS_PER_BLOCK, triton_step.ATTEND_WARPS = 128, 8
     how, model = VARIANTS[name], GPT2(GPT2_124M).init_weights(0).cuda()
     # Compilation is per shape and takes a minute each: its agreement is left to "graph".
-    numbers = {} if how.get("compiled") else _agreement(model, how)
+    numbers = {} if how.get("compiled") else agreement(model, how)
     bandwidth = bytes_per_s("cuda")
     sampler = Sampler(model.bfloat16(), **how)
     for rows in (64, 512):
-        ids = prompts(rows // SAMPLES, PROMPT_CUDA, GPT2_124M.vocab_size)
-        settings = Sampling(max_new_tokens=NEW_CUDA)
-        run = partial(sampler.sample, ids, k=SAMPLES, settings=settings, eos=NEVER, seed=0)
+        run = request(sampler, rows)
         start = time.perf_counter()
         run()
         first = time.perf_counter() - start
-        (time_s,) = seconds(run)
-        ms = 1e3 * time_s / NEW_CUDA
+        ms = 1e3 * seconds(run)[0] / NEW_CUDA
         config = model.config
         cached = rows * (PROMPT_CUDA + NEW_CUDA / 2) * 4 * config.n_layer * config.n_embd
         floor = 1e3 * (2.0 * _parameters(model) + cached) / bandwidth
@@ -271,31 +263,61 @@ def cuda_variant(name: str) -> Numbers:
     return numbers
 
 
-def _agreement(model: GPT2, how: dict[str, Any]) -> Numbers:
+def request(sampler: Sampler, rows: int) -> Callable[[], Samples]:
+    """Rows that all end at the maximum, so that every token is one of them all."""
+    ids = prompts(rows // SAMPLES, PROMPT_CUDA, GPT2_124M.vocab_size)
+    settings = Sampling(max_new_tokens=NEW_CUDA)
+    return partial(sampler.sample, ids, k=SAMPLES, settings=settings, eos=NEVER, seed=0)
+
+
+SHAPES = ((2, 32, 8), (3, 64, 3), (2, 128, 1), (4, 64, 20))
+"""Heads, their size and the samples of a prompt, of small models that are checked too."""
+
+
+def agreement(model: GPT2, how: dict[str, Any]) -> Numbers:
     """Tokens against the eager path in fp32; bf16 log-probs against a plain fp32 forward pass."""
     ids = [row[: 20 + 9 * i] for i, row in enumerate(prompts(6, 80, model.config.vocab_size))]
-    reference, variant = Sampler(model, graph=False), Sampler(model, **how)
     numbers = {}
     for kind, temperature in (("greedy", 0.0), ("sampled", 1.0)):
-        ask = partial(_ask, ids, Sampling(temperature=temperature, max_new_tokens=40))
-        same = (ask(reference).tokens == ask(variant).tokens).all(1).float().mean()
-        numbers[f"same_{kind}"] = float(same)
+        settings = [Sampling(temperature=temperature, max_new_tokens=40)] * len(ids)
+        numbers[f"same_{kind}"] = _same(model, how, ids, settings, 4)
+    for heads, size, k in SHAPES:
+        # A small vocabulary: the end token comes at any time and rows are compacted away.
+        small = GPT2Config(
+            vocab_size=97, n_positions=160, n_embd=heads * size, n_layer=2, n_head=heads
+        )
+        ids_97 = [row[: 1 + 17 * i] for i, row in enumerate(prompts(7, 110, 97))]
+        limits = [Sampling(max_new_tokens=12 + 9 * (i % 5)) for i in range(len(ids_97))]
+        same = _same(GPT2(small).init_weights(0).cuda(), how, ids_97, limits, k)
+        numbers[f"same_{heads}x{size}_k{k}"] = same
+    numbers["logp_gap_bf16"] = _gap(model, how, ids)
+    print("  ".join(f"{name} {value:.4f}" for name, value in numbers.items()), flush=True)
+    return numbers
+
+
+def _same(
+    model: GPT2, how: dict[str, Any], ids: list[list[int]], settings: list[Sampling], k: int
+) -> float:
+    """The fraction of rows whose tokens are all those of the eager path."""
+    eager, variant = (
+        sampler.sample(ids, k=k, settings=settings, eos=0, seed=3).tokens
+        for sampler in (Sampler(model, graph=False), Sampler(model, **how))
+    )
+    return float((eager == variant).all(1).float().mean()) if eager.shape == variant.shape else 0.0
+
+
+def _gap(model: GPT2, how: dict[str, Any], ids: list[list[int]], k: int = 4) -> float:
+    """How far bf16 log-probs are from those of a plain fp32 pass over the same tokens."""
     half = Sampler(model, dtype=torch.bfloat16, **how)
-    drawn = _ask(ids, Sampling(max_new_tokens=40), half)
+    drawn = half.sample(ids, k=k, settings=Sampling(max_new_tokens=40), eos=NEVER, seed=3)
     gaps = []
     for row, tokens in enumerate(drawn.tokens):
-        prompt = torch.tensor(ids[row // 4], device=model.device)
+        prompt = torch.tensor(ids[row // k], device=model.device)
         with torch.no_grad():
             hidden = model(torch.cat([prompt, tokens])[None])[0, len(prompt) - 1 : -1]
             logp = model.logits(hidden).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
         gaps.append((logp - drawn.logp[row]).abs())
-    numbers["logp_gap_bf16"] = float(torch.cat(gaps).mean())
-    print("  ".join(f"{name} {value:.4f}" for name, value in numbers.items()))
-    return numbers
-
-
-def _ask(ids: list[list[int]], settings: Sampling, sampler: Sampler) -> Samples:
-    return sampler.sample(ids, k=4, settings=settings, eos=0, seed=3)
+    return float(torch.cat(gaps).mean())
 
 
 def cuda_transformers() -> Numbers:
@@ -309,26 +331,24 @@ def cuda_transformers() -> Numbers:
     return numbers
 
 
-def cuda_profile() -> Numbers:
+def cuda_profile(shown: int = 14) -> Numbers:
     """Where the time of a Triton step goes, kernel by kernel."""
     from torch.profiler import ProfilerActivity, profile
 
     model = GPT2(GPT2_124M).init_weights(0).cuda().bfloat16()
     sampler = Sampler(model, kernels="triton", graph=True)
     for rows in (64, 512):
-        ids = prompts(rows // SAMPLES, PROMPT_CUDA, GPT2_124M.vocab_size)
-        settings = Sampling(max_new_tokens=NEW_CUDA)
-        run = partial(sampler.sample, ids, k=SAMPLES, settings=settings, eos=NEVER, seed=0)
+        run = request(sampler, rows)
         run()
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
             run()
             _wait()
         events = sorted(seen.key_averages(), key=lambda event: -event.self_device_time_total)
-        print(f"{rows} rows, µs a token:")
-        for event in events[:14]:
-            print(
-                f"  {event.self_device_time_total / NEW_CUDA:8.1f} {event.count:6} {event.key[:90]}"
-            )
+        whole = sum(event.self_device_time_total for event in events) / NEW_CUDA
+        print(f"{rows} rows, {whole:.0f} µs a token:")
+        for event in events[:shown]:
+            time_us = event.self_device_time_total / NEW_CUDA
+            print(f"  {time_us:8.1f} {event.count:6} {event.key[:76]}")
     return {}
 
 

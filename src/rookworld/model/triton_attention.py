@@ -1,0 +1,191 @@
+# mypy: ignore-errors
+"""Attention of one decode step in Triton: several rows of a prompt read its keys together.
+
+Law: the numbers of one softmax over a row's prefix, its own slots and its newest token, up to the
+order of sums; a row that is done may hold any finite numbers. A program takes some rows of one
+group and one head: their queries, 16 to a tile, meet a block of the prefix in one product, and then
+a block of slots of all these rows, of which each query keeps its own row's. So memory is read once
+per program and the tensor cores, idle otherwise, do the work that is thrown away.
+Left out: splitting a row over programs. It needs a second kernel, which costs more than is gained
+until a few rows of many thousand tokens are decoded.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .batch import Batch
+
+TILE = 16
+"""Queries in a product, the fewest that tensor cores take; rows that are missing are zeros."""
+PROGRAMS = 384
+"""Three for each multiprocessor of a large GPU: with fewer, it waits instead of reading."""
+
+
+class Plan(NamedTuple):
+    """How the work is cut."""
+
+    rows: int
+    """rows of a group in one program, a power of two"""
+    prefix: int
+    """slots of the prefix in one block"""
+    own: int
+    """own slots in one block, those of all rows together"""
+    warps: int
+    stages: int
+
+
+def plan(batch: Batch) -> Plan:
+    (groups, width, _, _), config = batch.shape, batch.weights.config
+    rows = min(TILE, triton.next_power_of_2(width))
+    while rows > 1 and groups * triton.cdiv(width, rows) * config.n_head < PROGRAMS:
+        rows //= 2
+    if batch.cache.own_keys.dtype is torch.float32:
+        # Without tensor cores a block lives in registers.
+        return Plan(rows, prefix=32, own=32, warps=4, stages=1)
+    slots = 64 if config.head_size <= 64 else 32
+    return Plan(rows, prefix=slots, own=slots, warps=4, stages=2)
+
+
+def attend(batch: Batch, index: int, qkv: Tensor, seen: Tensor) -> None:
+    """`seen` [rows, width] of a layer from `qkv` [rows, 3 × width]; writes keys and values."""
+    cache, (groups, width, _, _) = batch.cache, batch.shape
+    heads, size = batch.weights.config.n_head, batch.weights.config.head_size
+    rows, prefix, own, warps, stages = plan(batch)
+    prefix_keys, own_keys = cache.prefix_keys[index], cache.own_keys[index]
+    _attend_kernel[(groups * triton.cdiv(width, rows), heads)](
+        qkv,
+        seen,
+        prefix_keys,
+        cache.prefix_values[index],
+        own_keys,
+        cache.own_values[index],
+        batch.lengths,
+        batch.index,
+        batch.rows.done.view(torch.uint8),
+        prefix_keys.stride(0),
+        prefix_keys.stride(1),
+        own_keys.stride(0),
+        own_keys.stride(1),
+        own_keys.stride(2),
+        width,
+        size**-0.5,
+        HEADS=heads,
+        SIZE=size,
+        BLOCK_D=max(16, triton.next_power_of_2(size)),
+        ROWS=rows,
+        TILE=TILE,
+        PREFIX=prefix,
+        OWN=own,
+        num_warps=warps,
+        num_stages=stages,
+    )
+
+
+@triton.jit
+def _meet(q, key, value, shown, scale, top, total, sums):
+    """Carry an online softmax, in powers of two, over one block of slots."""
+    scores = tl.dot(q, tl.trans(key), input_precision="ieee") * scale
+    scores = tl.where(shown, scores, -float("inf"))
+    higher = tl.maximum(top, tl.max(scores, 1))
+    fade = tl.exp2(top - higher)
+    p = tl.exp2(scores - higher[:, None])
+    total = total * fade + tl.sum(p, 1)
+    sums = tl.dot(p.to(value.dtype), value, sums * fade[:, None], input_precision="ieee")
+    return higher, total, sums
+
+
+@triton.jit
+def _attend_prefix(
+    q, keys, values, length, scale, top, total, sums, d, live,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Every query over the `length` slots at `keys` and `values`."""
+    n = tl.arange(0, BLOCK)
+    for start in range(0, length, BLOCK):
+        inside = start + n < length
+        at = (start + n)[:, None] * SIZE + d[None, :]
+        mask = inside[:, None] & live[None, :]
+        key = tl.load(keys + at, mask=mask, other=0.0)
+        value = tl.load(values + at, mask=mask, other=0.0)
+        top, total, sums = _meet(q, key, value, inside[None, :], scale, top, total, sums)
+    return top, total, sums
+
+
+@triton.jit
+def _attend_own(
+    q, keys, values, length, going, row, scale, top, total, sums, d, live,
+    SIZE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Each query over the `length` slots of its own row; rows are `row` apart.
+
+    A block holds the same few slots of every row; those not `going` are not read.
+    """
+    SLOTS: tl.constexpr = BLOCK // ROWS
+    owner = tl.arange(0, BLOCK) // SLOTS
+    n = tl.arange(0, BLOCK) % SLOTS
+    theirs = tl.arange(0, TILE)[:, None] == owner[None, :]
+    for start in range(0, length, SLOTS):
+        inside = going & (start + n < length)
+        at = (owner * row + (start + n) * SIZE)[:, None] + d[None, :]
+        mask = inside[:, None] & live[None, :]
+        key = tl.load(keys + at, mask=mask, other=0.0)
+        value = tl.load(values + at, mask=mask, other=0.0)
+        shown = theirs & inside[None, :]
+        top, total, sums = _meet(q, key, value, shown, scale, top, total, sums)
+    return top, total, sums
+
+
+@triton.jit
+def _attend_kernel(
+    qkv, seen, prefix_keys, prefix_values, own_keys, own_values, lengths, index, done,
+    prefix_group, prefix_head, own_group, own_head, own_row, width, scale,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
+    TILE: tl.constexpr, PREFIX: tl.constexpr, OWN: tl.constexpr,
+):  # fmt: skip
+    # Programs of one group run next to each other, so they meet its prefix in the cache.
+    parts = tl.cdiv(width, ROWS)
+    group = (tl.program_id(0) // parts).to(tl.int64)
+    first = tl.program_id(0) % parts * ROWS
+    head = tl.program_id(1).to(tl.int64)
+    d = tl.arange(0, BLOCK_D)
+    live = d < SIZE
+    m = tl.arange(0, TILE)
+    here = (m < ROWS) & (first + m < width)
+    row = group * width + first + m
+    mask = here[:, None] & live[None, :]
+    at = qkv + row[:, None] * (3 * HEADS * SIZE) + head * SIZE + d[None, :]
+    q = tl.load(at, mask=mask, other=0.0)
+    key = tl.load(at + HEADS * SIZE, mask=mask, other=0.0)
+    value = tl.load(at + 2 * HEADS * SIZE, mask=mask, other=0.0)
+    slot = tl.load(index).to(tl.int32) - 1
+    own = group * own_group + head * own_head + first * own_row
+    fresh = own + m[:, None] * own_row + slot * SIZE + d[None, :]
+    tl.store(own_keys + fresh, key, mask=mask)
+    tl.store(own_values + fresh, value, mask=mask)
+
+    # The newest token starts the softmax out of registers: what was just stored is not read back.
+    scale *= 1.4426950408889634
+    top = tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * scale
+    total = tl.full([TILE], 1.0, tl.float32)
+    sums = value.to(tl.float32)
+    owner = first + tl.arange(0, OWN) // (OWN // ROWS)
+    going = tl.load(done + group * width + owner, mask=owner < width, other=1) == 0
+    awake = tl.max(going.to(tl.int32), 0)
+    length = tl.load(lengths + group).to(tl.int32) * awake
+    prefix = group * prefix_group + head * prefix_head
+    top, total, sums = _attend_prefix(
+        q, prefix_keys + prefix, prefix_values + prefix, length, scale, top, total, sums, d, live,
+        SIZE, PREFIX,
+    )  # fmt: skip
+    top, total, sums = _attend_own(
+        q, own_keys + own, own_values + own, slot * awake, going, own_row, scale,
+        top, total, sums, d, live, SIZE, ROWS, TILE, OWN,
+    )  # fmt: skip
+    out = seen + row[:, None] * (HEADS * SIZE) + head * SIZE + d[None, :]
+    tl.store(out, (sums / total[:, None]).to(seen.dtype.element_ty), mask=mask)

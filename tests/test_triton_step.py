@@ -1,0 +1,198 @@
+"""The Triton step against plain torch: compiled where CUDA is, interpreted elsewhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rookworld.model.batch import Batch, Mask, Shape
+from rookworld.model.decoder import Weights, _attend_parts
+from rookworld.model.gpt2 import GPT2, GPT2Config
+from rookworld.model.sampling import Sampler, Sampling
+from rookworld.model.stepper import Eager, roomy
+
+if find_spec("triton") is None:
+    pytest.skip("needs Triton", allow_module_level=True)
+CUDA = torch.cuda.is_available()
+if not CUDA:
+    # Read when Triton is imported; it must not be here yet.
+    os.environ["TRITON_INTERPRET"] = "1"
+DEVICE = "cuda" if CUDA else "cpu"
+# The interpreter multiplies the bits of bf16 as if they were integers.
+HALF = torch.bfloat16 if CUDA else torch.float16
+
+from rookworld.model import triton_attention, triton_choice, triton_step  # noqa: E402
+
+# The interpreter's integers are numpy's, which warn where they wrap around as they should.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def _sharp(model: GPT2) -> GPT2:
+    """Weights large enough that the next token is neither certain nor anybody's guess."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(9.0)
+    return model.to(DEVICE)
+
+
+def _model(heads: int = 2, size: int = 16) -> GPT2:
+    width = heads * size
+    config = GPT2Config(vocab_size=61, n_positions=56, n_embd=width, n_layer=2, n_head=heads)
+    return _sharp(GPT2(config).init_weights(0))
+
+
+def _as_on_cuda(batch: Batch, dtype: torch.dtype | None = None) -> Batch:
+    """The batch with the layout its cache has on CUDA, and all of its own slots."""
+    cache = batch.cache
+    cache.resize_own(batch.shape.new)
+    for name in ("prefix_keys", "prefix_values", "own_keys", "own_values"):
+        part: Tensor = getattr(cache, name).contiguous()
+        setattr(cache, name, part.to(dtype or part.dtype))
+    return batch
+
+
+SHAPES = {
+    "groups of 8": (Shape(2, 8, 64, 32), 32, [64, 41], 31),
+    "a row alone": (Shape(3, 1, 64, 16), 64, [1, 64, 33], 2),
+    "three rows, a large head": (Shape(2, 3, 32, 16), 128, [17, 32], 15),
+    "more rows than a tile": (Shape(1, 20, 32, 16), 16, [20], 9),
+    "an odd head, the first token": (Shape(2, 2, 16, 16), 24, [16, 5], 1),
+}
+
+
+@pytest.mark.parametrize(("rows", "dtype"), [(1, torch.float32), (4, HALF), (16, torch.float32)])
+@pytest.mark.parametrize("name", SHAPES)
+def test_attention_is_one_softmax(
+    name: str, rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape, size, lengths, index = SHAPES[name]
+    plan = triton_attention.Plan(rows, prefix=32, own=64, warps=4, stages=1)
+    monkeypatch.setattr(triton_attention, "plan", lambda batch: plan)
+    generator = torch.Generator().manual_seed(0)
+    weights = Weights(_model(2, size))
+    batch = _as_on_cuda(Batch(weights, shape, truncated=False, random=True), dtype)
+    cache, layer = batch.cache, 1
+    for part in (cache.prefix_keys, cache.prefix_values, cache.own_keys, cache.own_values):
+        part.copy_(torch.randn(part.shape, generator=generator))
+    batch._set_lengths(torch.tensor(lengths))
+    batch.index.fill_(index)
+    batch.rows.done.fill_(False)
+    batch.rows.done[0] = name == "groups of 8"
+    qkv = torch.randn(shape.rows, 3 * 2 * size, generator=generator).to(DEVICE, dtype)
+    # What is not in use may hold anything: it must not be read, or it would spread.
+    cache.own_keys[..., index:, :] = torch.nan
+    for group, length in enumerate(lengths):
+        cache.prefix_values[:, group, :, length:] = torch.nan
+    seen = torch.full((shape.rows, 2 * size), torch.nan, device=DEVICE, dtype=dtype)
+    triton_attention.attend(batch, layer, qkv, seen)
+    expected = _expected(batch, layer, qkv, index, lengths)
+    kept = ~batch.rows.done
+    error = (seen.float() - expected)[kept].norm() / expected[kept].norm()
+    assert float(error) < (2e-6 if dtype is torch.float32 else 6e-3)
+    assert bool(seen.isfinite().all())
+
+
+def _expected(batch: Batch, layer: int, qkv: Tensor, index: int, lengths: list[int]) -> Tensor:
+    """The same by `_attend_parts`, group by group in fp32; checks what was written on the way."""
+    shape, cache = batch.shape, batch.cache
+    query, key, value = (
+        qkv.view(shape.groups, shape.width, 3, 2, -1).permute(2, 0, 3, 1, 4).unbind()
+    )
+    own = (cache.own_keys[layer], cache.own_values[layer])
+    assert torch.equal(own[0][..., index - 1, :], key)
+    assert torch.equal(own[1][..., index - 1, :], value)
+    seen = []
+    for group, length in enumerate(lengths):
+        at = slice(group, group + 1)
+        prefix = [
+            part[layer, at, :, :length].float() for part in (cache.prefix_keys, cache.prefix_values)
+        ]
+        mine = [part[at, ..., :index, :].float() for part in own]
+        q = query[at].float()
+        seen.append(_attend_parts(q, (prefix[0], prefix[1]), (mine[0], mine[1]), None))
+    return torch.cat(seen).transpose(1, 2).reshape(shape.rows, -1)
+
+
+class _Kernels(Eager):
+    """The Triton step launched by hand: roomy buffers in CUDA's layout."""
+
+    shrink_at = 0.5
+
+    def __init__(self, weights: Weights) -> None:
+        super().__init__(weights)
+        self.look_every = 5
+        self.shapes: set[Shape] = set()
+
+    def batch(self, shape: Shape, truncated: bool, random: bool) -> Batch:
+        batch = _as_on_cuda(super().batch(roomy(shape), truncated, random))
+        self.shapes.add(batch.shape)
+        return batch
+
+    def step(self, batch: Batch, slot: int, mask: Mask | None) -> None:
+        triton_step.advance(batch)
+
+
+WARM = Sampling(max_new_tokens=12)
+
+
+@pytest.mark.parametrize(
+    ("k", "kinds"),
+    [
+        (3, [replace(WARM, max_new_tokens=n) for n in (2, 10, 3, 2)]),
+        (1, [replace(WARM, temperature=t, max_new_tokens=6) for t in (0.0, 0.5, 1.0, 1.5)]),
+        (2, [replace(WARM, temperature=0.0, max_new_tokens=4)] * 4),
+        (2, [replace(WARM, top_k=5, max_new_tokens=4)] * 4),
+    ],
+    ids=["shrinking", "mixed", "greedy", "top-k"],
+)
+def test_the_kernels_draw_what_torch_draws(
+    k: int, kinds: list[Sampling], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_choice, "TOKENS_PER_BLOCK", 16)
+    monkeypatch.setattr(triton_choice, "PROGRAMS", 48)
+    monkeypatch.setattr(triton_attention, "PROGRAMS", 1)
+    generator = torch.Generator().manual_seed(0)
+    ids = [torch.randint(61, (n,), generator=generator).tolist() for n in (7, 19, 1, 35)]
+    model = _model()
+    plain, kernels = Sampler(model, graph=False), Sampler(model, graph=False)
+    kernels.stepper = stepper = _Kernels(kernels.weights)
+    ask: dict[str, Any] = {"k": k, "settings": kinds, "eos": 9, "seed": 4}
+    expected = plain.sample(ids, **ask)
+    samples = kernels.sample(ids, **ask)
+    assert samples.tokens.tolist() == expected.tokens.tolist()
+    assert torch.equal(samples.lengths, expected.lengths)
+    assert torch.equal(samples.finished, expected.finished)
+    torch.testing.assert_close(samples.logp, expected.logp, atol=1e-4, rtol=0)
+    torch.testing.assert_close(samples.entropy, expected.entropy, atol=1e-3, rtol=0)
+    assert k != 3 or len(stepper.shapes) > 1
+
+
+def test_equal_scores_go_to_the_least_id() -> None:
+    weights = Weights(_model())
+    batch = Batch(weights, Shape(1, 3, 16, 16), truncated=False, random=False)
+    batch.rows.done.fill_(False)
+    batch.rows.limits.fill_(16)
+    batch.eos.fill_(-1)
+    logits = torch.zeros(3, 50000, device=DEVICE)
+    logits[1, [7, 49999]] = 1.0
+    logits[2, 30000:] = 1.0
+    triton_choice.choose(batch, logits)
+    assert batch.tokens[0].tolist() == [0, 7, 30000]
+    assert batch.index.tolist() == [1]
+    torch.testing.assert_close(batch.logp[0], logits.log_softmax(-1).amax(-1), atol=1e-5, rtol=0)
