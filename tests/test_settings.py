@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import tomllib
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -122,3 +123,12 @@ def test_a_value_that_cannot_be_is_refused_by_name(flags: str, said: str) -> Non
     with pytest.raises(ConfigError) as refused:
         guard_settings(read_settings(flags.split(), "rookworld train"))
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("name", TRAIN_PRESETS)
+def test_a_preset_is_written_out_as_a_file(name: str) -> None:
+    file = Path(__file__).parents[1] / "configs" / f"{name}.toml"
+    with file.open("rb") as opened:
+        assert tomllib.load(opened) == TRAIN_PRESETS[name]
+    by_name = read_settings(["--preset", name], "rookworld train")
+    assert read_settings(["--config", str(file)], "rookworld train") == by_name

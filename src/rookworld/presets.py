@@ -55,7 +55,7 @@ TRAIN_PRESETS: dict[str, dict[str, Any]] = {
         "batch_size": 8,
         "k_samples": 8,
         "clip_range": 0.2,
-        "clip_range_high": None,
+        "clip_range_high": 0.2,
         "kl_coef": 0.02,
         "kl_type": "forward",
         "adaptive_kl": True,
@@ -63,11 +63,11 @@ TRAIN_PRESETS: dict[str, dict[str, Any]] = {
         "lr": 1e-5,
         "max_new_tokens": 144,
     },
-    "stable": {"lr": 1e-6, "clip_range": 0.1, "clip_range_high": None, "kl_coef": 0.001},
+    "stable": {"lr": 1e-6, "clip_range": 0.1, "clip_range_high": 0.1, "kl_coef": 0.001},
     "train-sh": {
         "lr": 1e-5,
         "clip_range": 0.1,
-        "clip_range_high": None,
+        "clip_range_high": 0.1,
         "kl_coef": 0.01,
         "kl_warmup_steps": 100,
         "kl_warmup_factor": 0.1,
@@ -100,4 +100,4 @@ TRAIN_PRESETS: dict[str, dict[str, Any]] = {
         "eval_mates": 1000,
     },
 }
-"""For `rookworld train`, `check`, `overfit` and `inspect`."""
+"""For `rookworld train`, `check`, `overfit` and `inspect`; written out in `configs/NAME.toml`."""
