@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -216,3 +217,10 @@ def test_what_does_not_fit_is_refused(
         pretrain.pretrain(replace(TINY, n_positions=100, out=tmp_path), sources, tokenizer)
     with pytest.raises(ConfigError, match="too small"):
         pretrain.pretrain(replace(TINY, batch_size=1, out=tmp_path), sources, tokenizer)
+    bytes_only = copy(tokenizer)
+    bytes_only.style = "padded"
+    plain = replace(TINY, flip=False, mirror=False, out=tmp_path)
+    with pytest.raises(ConfigError, match="--flip"):
+        pretrain.pretrain(replace(plain, flip=True), sources, bytes_only)
+    with pytest.raises(ConfigError, match="--repeat-weight 0"):
+        pretrain.pretrain(replace(plain, repeat_weight=1.0), sources, bytes_only)

@@ -17,8 +17,8 @@ PRETRAIN_PRESETS: dict[str, dict[str, Any]] = {
         "eval_rows": 50,
         "save_every": 100,
     },
-    "nano": {},
-    "small": {"n_layer": 8, "n_embd": 512, "n_head": 16},
+    "nano": {"repeat_weight": 1.0},
+    "small": {"n_layer": 8, "n_embd": 512, "n_head": 16, "repeat_weight": 1.0},
     "gpt2-124m": {
         "tokenizer": "gpt2",
         "n_layer": 12,

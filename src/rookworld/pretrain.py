@@ -74,7 +74,7 @@ def pretrain(
     loaded = place(sources, settings, device)
     symmetries = symmetry_tables(tokenizer, settings, device)
     if settings.repeat_weight and tokenizer.style != "compact":
-        raise ConfigError("--repeat-weight needs the chess tokenizer, where a move is one token")
+        raise ConfigError("--repeat-weight needs the chess tokenizer; use --repeat-weight 0")
     passes = compiled(state.model, settings, device)
     window: list[dict[str, Tensor]] = []
     began = time.perf_counter()
