@@ -147,7 +147,13 @@ def test_killed_stockfish_run_is_the_same_as_uninterrupted(tmp_path: Path) -> No
     assert list(iterate_parquet(settings.out)) == made(p_rows(tmp_path, **small))
 
 
-def test_interrupt_ends_the_workers_too(tmp_path: Path) -> None:
+def children(pid: int) -> list[int]:
+    """The processes that a process has started; Linux tells."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("workers_first", [False, True])
+def test_interrupt_ends_the_workers_too(tmp_path: Path, workers_first: bool) -> None:
     settings = a_rows(tmp_path, rows=10**6, workers=2)
     script = tmp_path / "run.py"
     script.write_text(SCRIPT.format(settings=settings).replace("PosixPath", "Path"))
@@ -158,7 +164,13 @@ def test_interrupt_ends_the_workers_too(tmp_path: Path) -> None:
     while not list(parts.glob("chunk-*")):
         assert process.poll() is None
         time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGINT)
+    if workers_first:
+        for child in children(process.pid):
+            os.kill(child, signal.SIGINT)
+        time.sleep(0.2)
+        os.kill(process.pid, signal.SIGINT)
+    else:
+        os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert errors.rstrip().endswith("KeyboardInterrupt") and errors.count("Traceback") == 1
     wait_for_group(process.pid)

@@ -17,6 +17,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -29,6 +30,9 @@ from rookworld.errors import DataError
 
 Record = dict[str, Any]
 MakeChunk = Callable[[int], list[Record]]
+
+GRACE_S = 0.5
+"""How long an interrupt may take to arrive after it has ended a worker."""
 
 
 class ChunkFolder:
@@ -129,12 +133,15 @@ def _chunks_by_pool(
             ahead.pop(0)
             yield folder.read(number)
     except BrokenProcessPool as error:
-        raise DataError(
-            "a worker process died (out of memory?): run the same command again to go on,"
-            f" with fewer --workers than {workers}"
-        ) from error
+        broken = error
     finally:
         pool.shutdown(cancel_futures=True)
+    # Ctrl-C ends the workers too, and their end may be seen first: then ours is on its way.
+    time.sleep(GRACE_S)
+    raise DataError(
+        "a worker process died (out of memory?): run the same command again to go on,"
+        f" with fewer --workers than {workers}"
+    ) from broken
 
 
 @contextmanager
