@@ -157,8 +157,14 @@ def test_interrupt_ends_the_workers_too(tmp_path: Path, workers_first: bool) -> 
     settings = a_rows(tmp_path, rows=10**6, workers=2)
     script = tmp_path / "run.py"
     script.write_text(SCRIPT.format(settings=settings).replace("PosixPath", "Path"))
+    # A test run in the background of a script inherits that interrupts are ignored.
+    heard = "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    again = "import os; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     process = subprocess.Popen(
-        [sys.executable, script], start_new_session=True, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", heard + again, script],
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     parts = settings.out.with_name(settings.out.name + ".parts")
     while not list(parts.glob("chunk-*")):

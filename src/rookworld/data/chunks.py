@@ -161,7 +161,9 @@ def _put(folder: ChunkFolder, number: int, make: MakeChunk) -> None:
 def _end_with_parent() -> None:
     """A worker whose parent was killed would wait for work for ever."""
     # Ctrl-C reaches the whole group: a worker ends at once, without a traceback of its own.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # Where it is ignored (a job in the background of a script) workers ignore it too.
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     parent = multiprocessing.parent_process()
     assert parent is not None
