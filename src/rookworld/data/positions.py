@@ -22,6 +22,7 @@ import chess
 
 from rookworld.data.analyses import AnalysisSettings, analysis_record, label
 from rookworld.data.files import iterate_records, write_text
+from rookworld.data.mates import checking_moves
 from rookworld.data.playouts import MAX_FULLMOVE
 from rookworld.data.rows import row_record
 from rookworld.data.transitions import illegal_moves, unparsable_move
@@ -34,7 +35,7 @@ Record = dict[str, Any]
 
 POSITIONS_PER_CHUNK = {"P": 200, "A": 1_000, "mate": 1_000}
 
-UNPARSABLE, ILLEGAL, SPECIAL = 0.03, 0.12, 0.15
+UNPARSABLE, ILLEGAL, SPECIAL, CHECK = 0.03, 0.12, 0.15, 0.15
 """A: shares of the rows; the rest are moves that the file lists, or any if it lists none."""
 
 OTHER_COUNTERS = 0.15
@@ -133,9 +134,10 @@ def with_counters(fen: str, halfmove: int, fullmove: int) -> str:
 
 
 def chosen_move(board: chess.Board, listed: Sequence[str], rng: random.Random) -> str:
-    """Mostly a listed move, now and then a special, an illegal or an unparsable one.
+    """Mostly a listed move, now and then a check, a special, an illegal or an unparsable one.
 
-    Where a special move was drawn and there is none it is any legal one: lists hold good moves.
+    Where a check or a special move was drawn and there is none it is any legal one: lists hold good
+    moves. Checks stand beside the mates that a file lists, or every check would be taken for one.
     """
     drawn = rng.random()
     if drawn < UNPARSABLE:
@@ -147,6 +149,9 @@ def chosen_move(board: chess.Board, listed: Sequence[str], rng: random.Random) -
     if drawn < UNPARSABLE + ILLEGAL + SPECIAL:
         if special := special_moves(board):
             return rng.choice(special).uci()
+    elif drawn < UNPARSABLE + ILLEGAL + SPECIAL + CHECK:
+        if checks := [move for move in checking_moves(board) if board.gives_check(move)]:
+            return rng.choice(checks).uci()
     elif listed:
         return rng.choice(listed)
     return rng.choice(list(board.legal_moves)).uci()
