@@ -14,8 +14,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(INSTALLED)
-	$(BIN)/rookworld pretrain --preset demo --out runs/demo-start
-	$(BIN)/rookworld train --preset demo --model runs/demo-start/final --out runs/demo
+	$(BIN)/rookworld train --preset demo --out runs/demo
 	$(BIN)/rookworld report runs/demo --out runs/demo/report.html
 
 test: check

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rookworld.model.gpt2 import GPT2, GPT2Config, masked
+from rookworld.model.gpt2 import GPT2, GPT2Config, branched, masked
 from rookworld.model.weights import load_model
+from rookworld.rollout import shared_prefix_mask
 
 
 def reference(folder: Path, **shape: Any) -> Any:
@@ -90,3 +91,22 @@ def test_initial_weights_depend_on_the_seed_alone() -> None:
     assert first["h.0.mlp.c_proj.weight"].std().item() == pytest.approx(0.02 / 2, rel=0.2)
     assert first["ln_f.weight"].eq(1).all()
     assert first["h.1.attn.c_attn.bias"].eq(0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_answers_behind_a_prompt_see_what_the_mask_lets_them_see(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    lengths, head, k, tail = torch.tensor([5, 3]), 5, 3, 4
+    mask = shared_prefix_mask(lengths, head, k, tail)
+    found = []
+    for attend in (masked(mask), branched(lengths, head, tail)):
+        torch.manual_seed(1)
+        parts = torch.randn(3, 2, 2, head + k * tail, 8).to(dtype).requires_grad_()
+        seen = attend(*parts)
+        real = torch.cat([torch.arange(head) < lengths[:, None], torch.ones(2, k * tail) > 0], 1)
+        kept = seen.masked_select(real[:, None, :, None])
+        (slope,) = torch.autograd.grad(kept.float().square().sum(), parts)
+        found.append((kept, slope))
+    close = {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
+    torch.testing.assert_close(found[0][0], found[1][0], atol=close, rtol=close)
+    torch.testing.assert_close(found[0][1], found[1][1], atol=close, rtol=close)

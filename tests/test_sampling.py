@@ -274,6 +274,7 @@ def test_mode_and_gradients_are_left_alone(model: GPT2, training: bool) -> None:
     samples = sample(model, MIXED, settings=WARM, eos=NEVER, seed=0)
     assert model.training is training
     assert not samples.logp.requires_grad
+    assert not samples.logp.is_inference()  # it takes part in a loss later
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(parameter.requires_grad for parameter in model.parameters())
 

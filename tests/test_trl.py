@@ -555,7 +555,7 @@ def test_the_script_of_the_documentation_runs(
     script, snippet = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     rows = write_jsonl(tmp_path / "rows.jsonl", tiny_rows())
     for written, here in {
-        "runs/demo-start/final": str(warm_folder),
+        'resolve_folder("nano")': repr(str(warm_folder)),
         "embedded:train": str(rows),
         "runs/plain-trl": str(tmp_path / "out"),
         "max_steps=20": "max_steps=2, use_cpu=True, dataloader_pin_memory=False",

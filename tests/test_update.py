@@ -17,7 +17,7 @@ from rookworld.grpo.advantages import RunningMeans, gae
 from rookworld.grpo.loss import LOSSES
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
-from rookworld.rollout import Group, Prompt, Prompts, pack
+from rookworld.rollout import Group, Promises, Prompt, Prompts, pack
 from rookworld.settings import TrainSettings
 from rookworld.tasks.reward import RunningNorm
 from rookworld.tasks.task import Verdict
@@ -69,10 +69,15 @@ def made_group(prompt: Prompt, tokenizer: Tokenizer, seed: int) -> Group:
         (True,) * K,
         ("",) * K,
         tuple(Verdict(reward, {}, "") for reward in rewards),
+        Promises(
+            torch.rand(K, 2, generator=generator, dtype=torch.float64),
+            torch.randint(0, 3, (K, width), generator=generator).sort(1).values,
+        ),
     )
 
 
 def settings_of(tmp_path: Path, **changes: Any) -> TrainSettings:
+    changes = {"credit": "answer"} | changes
     return tiny_settings(
         tmp_path,
         tmp_path,
@@ -174,6 +179,7 @@ def test_shared_prefix_gradient_is_the_plain_one(
     "changes",
     [
         *({"loss": name} for name in LOSSES),
+        *({"credit": "fields", "advantage_scale": name} for name in ("batch", "group")),
         *({"kl_type": name} for name in ("reverse", "symmetric", "k2", "k3", "k1_reward")),
         *({"baseline_type": name} for name in ("rloo", "ema", "adaptive")),
         *({"advantage_scale": name} for name in ("none", "group")),

@@ -232,7 +232,7 @@ def test_names_of_models(folder: Path, tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(ModelError, match=r"no model folder \./no/such/folder"):
         resolve_folder("./no/such/folder")
     monkeypatch.setattr(weights, "_ASSETS", tmp_path)
-    with pytest.raises(ModelError, match="the model 'nano' is not embedded"):
+    with pytest.raises(ModelError, match="the model 'nano' is missing from this installation"):
         resolve_folder("nano")
     folder.rename(tmp_path / "nano")
     assert resolve_folder("nano") == tmp_path / "nano"

@@ -5,18 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 PRETRAIN_PRESETS: dict[str, dict[str, Any]] = {
-    "demo": {
-        "n_layer": 4,
-        "n_embd": 128,
-        "n_head": 4,
-        "batch_size": 48,
-        "steps": 300,
-        "lr_warmup_steps": 40,
-        "lr_final": 0.05,
-        "eval_every": 0,
-        "eval_rows": 50,
-        "save_every": 100,
-    },
     "nano": {"repeat_weight": 1.0},
     "small": {"n_layer": 8, "n_embd": 512, "n_head": 16, "repeat_weight": 1.0},
     "gpt2-124m": {
@@ -44,12 +32,15 @@ PRETRAIN_PRESETS: dict[str, dict[str, Any]] = {
 
 TRAIN_PRESETS: dict[str, dict[str, Any]] = {
     "demo": {
-        "batch_size": 16,
-        "steps": 60,
+        "batch_size": 24,
+        "steps": 80,
+        "mix_env_ratio": 0.125,
         "lr": 3e-5,
         "kl_coef": 0.05,
         "flat_tries": 0,
         "eval_every": 0,
+        "eval_mates": 1000,
+        "dtype": "fastest",
     },
     "mini": {
         "batch_size": 8,

@@ -21,10 +21,11 @@ from torch import Tensor
 from rookworld import distributed
 from rookworld.errors import DataError
 from rookworld.grpo.advantages import flat_groups, reward_tensor, valid_groups
-from rookworld.model.gpt2 import GPT2
+from rookworld.model.gpt2 import GPT2, Attend, branched, masked
 from rookworld.model.sampling import Sampling, sample
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.tasks.environment import ENVIRONMENT
+from rookworld.tasks.outlook import SIGNS, STAGES, outlooks
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.reward import RewardRules
 from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow, Verdict
@@ -47,6 +48,16 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Promises:
+    """What K answers were worth while they were written; on the CPU."""
+
+    worths: Tensor
+    """[K, stages - 1] float64; NaN where an answer never came so far."""
+    stages: Tensor
+    """[K, T] which stage each token belongs to; 0: it is paid for the whole answer."""
+
+
+@dataclass(frozen=True)
 class Group:
     """A prompt's K answers as sampled, with verdicts; tensors on the model's device."""
 
@@ -62,6 +73,8 @@ class Group:
     finished: tuple[bool, ...]
     texts: tuple[str, ...]
     verdicts: tuple[Verdict, ...]
+    promises: Promises | None = None
+    """With credit by field: what each answer was worth while it was written."""
 
     @property
     def rewards(self) -> list[float]:
@@ -151,6 +164,8 @@ class Collector:
     seed: int
     rules: RewardRules
     judge: Judge | None = None
+    by_field: bool = False
+    """Also work out what each answer was worth while it was written."""
     clock: Callable[[str], Any] = field(default=lambda name: None)
     """Called with "sample" when sampling ends, and with "score" when scoring does."""
 
@@ -182,6 +197,10 @@ class Collector:
         for place, prompt in enumerate(prompts):
             mine = slice(place * self.k, (place + 1) * self.k)
             longest = max(lengths[mine])
+            promises = None
+            if self.by_field:
+                answers = [row[:longest] for row in ids[mine]]
+                promises = self.promises(prompt, answers, texts[mine], progress)
             verdicts = tuple(
                 judge_answer(prompt.row, text, done, self.rules, self.judge, progress)
                 for text, done in zip(texts[mine], finished[mine], strict=True)
@@ -196,10 +215,38 @@ class Collector:
                     tuple(finished[mine]),
                     tuple(texts[mine]),
                     verdicts,
+                    promises,
                 )
             )
         self.clock("score")
         return groups
+
+    def promises(
+        self,
+        prompt: Prompt,
+        answers: Sequence[Sequence[int]],
+        texts: Sequence[str],
+        progress: float,
+    ) -> Promises:
+        """The outlooks of one prompt's answers, and the tokens from which they hold."""
+        ids = np.array(answers)
+        worths = np.full((len(answers), STAGES - 1), np.nan)
+        stages = np.zeros(ids.shape, dtype=np.int64)
+        tables = {sign: holding(self.tokenizer, sign)[ids].cumsum(1) for sign in SIGNS}
+        for number, text in enumerate(texts):
+            found = outlooks(prompt.row, text, self.rules, self.judge, progress)
+            for stage, outlook in enumerate(found):
+                reached = tables[outlook.sign][number] >= outlook.nth
+                if reached.any():
+                    worths[number, stage] = outlook.worth
+                    stages[number, reached] = stage + 1
+        return Promises(torch.from_numpy(worths), torch.from_numpy(stages))
+
+
+@lru_cache(maxsize=8)
+def holding(tokenizer: Tokenizer, sign: str) -> NDArray[np.bool_]:
+    """[vocabulary] which tokens have a character in them."""
+    return np.array(tokenizer.holding(sign))
 
 
 @dataclass(frozen=True)
@@ -267,8 +314,8 @@ class Pack:
     """[groups, tokens]."""
     positions: Tensor
     """[groups, tokens]: each answer's positions go on from the prompt's."""
-    mask: Tensor
-    """[groups, 1, tokens, tokens] true where a token may look."""
+    attend: Attend
+    """Who may look where; see `branched`."""
     sources: Tensor
     """[rows] for each sampled token, the flat place of the token that predicts it."""
     targets: Tensor
@@ -317,7 +364,7 @@ def pack(groups: Sequence[Group], eos: int) -> Pack:
     return Pack(
         ids=ids,
         positions=positions,
-        mask=shared_prefix_mask(heads, head, k, tail),
+        attend=shared_prefix(heads, head, k, tail),
         sources=line * ids.shape[1] + before,
         targets=answers[line, answer, step],
         sequences=line * k + answer,
@@ -325,6 +372,13 @@ def pack(groups: Sequence[Group], eos: int) -> Pack:
         count=len(groups) * k,
         width=width,
     )
+
+
+def shared_prefix(heads: Tensor, head: int, k: int, tail: int) -> Attend:
+    """The attention of a pack; on a GPU one fused kernel under a mask, on the CPU in parts."""
+    if heads.device.type == "cpu" and tail > 0:
+        return branched(heads, head, tail)
+    return masked(shared_prefix_mask(heads, head, k, tail))
 
 
 def shared_prefix_mask(heads: Tensor, head: int, k: int, tail: int) -> Tensor:

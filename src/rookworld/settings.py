@@ -238,6 +238,9 @@ class TrainSettings(RewardWeights):
     """Least deviation to divide by: noise must not become gradient."""
     advantage_clip: float = 5.0
     """Advantages are clipped to ± this; 0: not."""
+    credit: Literal["answer", "fields"] = "fields"
+    """What a token is paid for: the whole answer, or what follows the field before it (moves after
+    the first, evaluations, flags). The gradient has the same mean and less noise."""
     gae: bool = False
     """Token-level advantages by a value head, in place of the baseline."""
     gamma: float = 1.0
@@ -314,8 +317,9 @@ class TrainSettings(RewardWeights):
     """Seed of data order and sampling."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Arithmetic of the passes; weights stay float32. `auto`: bfloat16 on CUDA."""
+    dtype: Literal["auto", "float32", "bfloat16", "fastest"] = "auto"
+    """Arithmetic of the passes; weights stay float32. `auto`: bfloat16 on CUDA; `fastest`: also on
+    processors that multiply it by themselves (AVX512-BF16, AMX)."""
     compile: bool = False
     """Compile the block for the update."""
     shard: bool = False

@@ -33,6 +33,7 @@ from rookworld.grpo.loss import StepTotals
 from rookworld.grpo.schedule import lr_multiplier, ramp
 from rookworld.interruption import interruptible
 from rookworld.model.gpt2 import GPT2
+from rookworld.model.precision import arithmetic
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.rollout import Collected, Collector, Group, collect
 from rookworld.runs import Run, origin, write_json
@@ -141,7 +142,8 @@ def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Cl
         seed,
         reward_rules(settings),
         judge,
-        clock.mark,
+        by_field=settings.credit == "fields" and not settings.gae,
+        clock=clock.mark,
     )
     progress = ramp(state.step, settings.reward_warmup_steps)
     return collect(
@@ -231,9 +233,7 @@ def left_out(collected: Collected, step: int) -> list[dict[str, Any]]:
 def check_start(found: Gradient, settings: TrainSettings, device: torch.device) -> None:
     """Before the first update policy, sampler and reference are one model, or something is off."""
     gap = float(found.ratio.gap / found.ratio.tokens)
-    dtype = settings.dtype
-    if dtype == "auto":
-        dtype = "bfloat16" if device.type == "cuda" else "float32"
+    dtype = arithmetic(settings.dtype, device)
     if not found.kl <= KL_AT_START:
         raise RookworldError(
             f"before the first update KL to the reference is {found.kl:.3g}, not 0: policy and "

@@ -30,6 +30,7 @@ from rookworld.checkpoint import (
 )
 from rookworld.errors import ConfigError
 from rookworld.interruption import interruptible
+from rookworld.model.precision import arithmetic
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder
 from rookworld.rollout import Prompt, Prompts, prompt_text
@@ -201,9 +202,8 @@ def new_trainer(folder: Path, session: Session, checkpoint: Checkpoint | None) -
 
 def trainer_config(session: Session) -> Any:
     """Our settings in TRL's words."""
-    settings, bf16 = session.settings, session.settings.dtype == "bfloat16"
-    if settings.dtype == "auto":
-        bf16 = session.device.type == "cuda"
+    settings = session.settings
+    bf16 = arithmetic(settings.dtype, session.device) == "bfloat16"
     loss, level = LOSSES[settings.loss]
     rows = settings.batch_size * settings.k_samples
     drawn = session.sampling[session.turns[session.step]]

@@ -21,6 +21,7 @@ from rookworld.grpo.advantages import (
     AdvantageSettings,
     RunningMeans,
     batch_std,
+    field_advantages,
     gae,
     group_advantages,
     moments,
@@ -29,7 +30,7 @@ from rookworld.grpo.advantages import (
 )
 from rookworld.grpo.kl import ESTIMATORS, EXACT, Draw, TokenStats, k1_penalty, k3, token_stats
 from rookworld.grpo.loss import Batch, LossSettings, RatioStats, StepTotals
-from rookworld.model.gpt2 import GPT2, masked
+from rookworld.model.gpt2 import GPT2
 from rookworld.model.precision import passes_in
 from rookworld.rollout import LETTERS, Group, Pack, micro_packs, pack
 from rookworld.settings import TrainSettings
@@ -144,7 +145,7 @@ def sampling_of(letter: str, settings: TrainSettings) -> tuple[float, float]:
 
 def states(packed: Pack, model: GPT2) -> Tensor:
     """[rows, width] the hidden state that predicts each sampled token."""
-    hidden: Tensor = model(packed.ids, packed.positions, masked(packed.mask))
+    hidden: Tensor = model(packed.ids, packed.positions, packed.attend)
     return hidden.flatten(0, 1)[packed.sources]
 
 
@@ -230,9 +231,31 @@ def set_advantages(
     ]
     running.update(sums)
     deviation = step_deviation([(values, None) for values in centred])
-    for micro, values in zip(micros, centred, strict=True):
-        scaled = scaled_advantages(values, deviation, rules).reshape(-1)
+    for micro, values, rewarded in zip(micros, centred, rewards, strict=True):
+        if settings.credit == "fields":
+            scaled = by_field(micro, rewarded, values, norm, deviation, rules)
+        else:
+            scaled = scaled_advantages(values, deviation, rules).reshape(-1)
         micro.advantages = scaled.to(micro.old_logp.device, torch.float32)
+
+
+def by_field(
+    micro: Micro,
+    rewards: Tensor,
+    centred: Tensor,
+    norm: RunningNorm | None,
+    deviation: float,
+    rules: AdvantageSettings,
+) -> Tensor:
+    """[answers, tokens] advantages in which no token is paid for what stands before it."""
+    promises = [group.promises for group in micro.groups]
+    assert all(promises), "credit by field needs groups that were collected for it"
+    worths = torch.stack([one.worths for one in promises if one])
+    if norm is not None:
+        worths = torch.tensor(norm.normalise(worths.flatten().tolist())).view_as(worths)
+    width = micro.pack.width
+    stages = torch.stack([_widened(one.stages, width) for one in promises if one])
+    return field_advantages(rewards, centred, worths, stages, deviation, rules).flatten(0, 1)
 
 
 def answer_rewards(

@@ -19,7 +19,7 @@ Baseline = Callable[[Tensor, Tensor], Tensor]
 """(rewards [groups, K], running mean of each group's task [groups]) -> baseline [groups, K]."""
 
 Scale = Callable[[Tensor, float, float], Tensor]
-"""(centred [groups, K], std over the step, floor) -> scaled [groups, K]."""
+"""(centred [groups, K], std over the step, floor) -> what to divide by, [groups, 1]."""
 
 
 # --- the boundary: what comes back from scoring -------------------------------------------------
@@ -154,19 +154,19 @@ def batch_std(total: float, total_sq: float, n: float) -> float:
     return math.sqrt(max(0.0, total_sq / n - mean * mean))
 
 
-def unscaled(centred: Tensor, step_std: float, floor: float) -> Tensor:
-    """As they are."""
-    return centred
+def no_deviation(centred: Tensor, step_std: float, floor: float) -> Tensor:
+    """1: advantages stay as they are."""
+    return torch.ones_like(centred[..., :1])
 
 
-def group_scaled(centred: Tensor, step_std: float, floor: float) -> Tensor:
-    """Divided by the group's own standard deviation, at least `floor`."""
-    return centred / centred.std(dim=-1, keepdim=True, correction=0).clamp_min(_positive(floor))
+def group_deviation(centred: Tensor, step_std: float, floor: float) -> Tensor:
+    """The group's own standard deviation, at least `floor`."""
+    return centred.std(dim=-1, keepdim=True, correction=0).clamp_min(_positive(floor))
 
 
-def batch_scaled(centred: Tensor, step_std: float, floor: float) -> Tensor:
-    """Divided by the standard deviation over the step, at least `floor`."""
-    return centred / max(step_std, _positive(floor))
+def step_deviation(centred: Tensor, step_std: float, floor: float) -> Tensor:
+    """The standard deviation over the step, at least `floor`."""
+    return torch.full_like(centred[..., :1], max(step_std, _positive(floor)))
 
 
 def _positive(floor: float) -> float:
@@ -174,7 +174,11 @@ def _positive(floor: float) -> float:
     return max(floor, 1e-8)
 
 
-SCALES: Mapping[str, Scale] = {"none": unscaled, "group": group_scaled, "batch": batch_scaled}
+SCALES: Mapping[str, Scale] = {
+    "none": no_deviation,
+    "group": group_deviation,
+    "batch": step_deviation,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,11 +206,37 @@ def scaled_advantages(centred: Tensor, step_std: float, settings: AdvantageSetti
 
     Token-level advantages pass as [sequences, tokens]; for them scale `group` means a sequence.
     """
-    scaled = SCALES[settings.scale](centred, step_std, settings.std_floor)
-    return scaled.clamp(-settings.clip, settings.clip) if settings.clip > 0 else scaled
+    divisor = SCALES[settings.scale](centred, step_std, settings.std_floor)
+    return clipped(centred / divisor, settings)
+
+
+def clipped(advantages: Tensor, settings: AdvantageSettings) -> Tensor:
+    return advantages.clamp(-settings.clip, settings.clip) if settings.clip > 0 else advantages
 
 
 # --- token level --------------------------------------------------------------------------------
+
+
+def field_advantages(
+    rewards: Tensor,
+    centred: Tensor,
+    worths: Tensor,
+    stages: Tensor,
+    step_std: float,
+    settings: AdvantageSettings,
+) -> Tensor:
+    """Advantages of tokens [groups, K, T] that are not paid for what stands before them.
+
+    `worths` [groups, K, S] is what an answer promised at each stage after the first (NaN where it
+    never came so far), `stages` [groups, K, T] the stage of each token, 0 for the whole answer. A
+    promise is known before the token is drawn, so subtracting it leaves the gradient's mean as it
+    is and takes away the noise of everything before. All stages share the divisor of stage 0.
+    """
+    later = rewards[..., None] - worths
+    later = later - later.nanmean(dim=1, keepdim=True)
+    by_stage = torch.cat([centred[..., None], later.nan_to_num(0.0)], dim=-1)
+    divisor = SCALES[settings.scale](centred, step_std, settings.std_floor)
+    return clipped(by_stage.gather(-1, stages) / divisor[..., None], settings)
 
 
 @torch.no_grad()

@@ -39,12 +39,7 @@ class Cache:
         def zeros(*sizes: int) -> Tensor:
             return torch.zeros(*outer, *sizes, dtype=dtype, device=device)
 
-        # Keys stored with slots last double the speed of the CPU's products of one query.
-        on_cpu = device.type == "cpu"
-        self.prefix_keys = (
-            zeros(inner, prefix).transpose(-1, -2) if on_cpu else zeros(prefix, inner)
-        )
-        self.prefix_values = zeros(prefix, inner)
+        self.prefix_keys, self.prefix_values = zeros(prefix, inner), zeros(prefix, inner)
 
         def own(slots: int) -> tuple[Tensor, Tensor]:
             return zeros(width, slots, inner), zeros(width, slots, inner)

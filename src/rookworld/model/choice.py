@@ -53,12 +53,13 @@ def choose(logits: Tensor, rules: Rules, keys: Tensor, index: Tensor) -> tuple[T
         scores = logits.float() / rules.temperature[:, None]
     log_p = torch.log_softmax(scores, -1)
     p = log_p.exp()
-    # A token cut off has p = 0 and log p = -inf, whose product must be 0.
-    entropy = -(p * log_p.clamp_min(-1e4)).sum(-1)
     if rules.random:
         # Where greedy, nobody waits and the most probable token wins.
         waits = waiting_times(fold(keys, index), logits.shape[-1])
         token = (p / waits.masked_fill_(rules.greedy[:, None], 1.0)).argmax(-1)
     else:
         token = p.argmax(-1)
-    return token, log_p.gather(-1, token[:, None])[:, 0], entropy
+    logp = log_p.gather(-1, token[:, None])[:, 0]
+    # A token cut off has p = 0 and log p = -inf, whose product must be 0.
+    entropy = log_p.clamp_min_(-1e4).mul_(p).sum(-1).neg_()
+    return token, logp, entropy

@@ -57,6 +57,32 @@ def masked(mask: Tensor) -> Attend:
     return attend
 
 
+def branched(lengths: Tensor, head: int, tail: int) -> Attend:
+    """Lines of a prompt (`head` tokens, the first `lengths` real) and answers of `tail` tokens.
+
+    An answer sees the prompt and its own past. The same as `masked` by that rule, for the CPU: what
+    nobody may see is not computed there, which is two thirds and more of such a line.
+    """
+    hidden = torch.arange(head, device=lengths.device) >= lengths[:, None]
+    bias = torch.zeros(hidden.shape, device=lengths.device).masked_fill(hidden, -torch.inf)
+    later = torch.full((tail, tail), -torch.inf, device=lengths.device).triu(1)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        groups, heads, _, size = query.shape
+        answers = (groups, heads, -1, tail, size)
+        prompt = causal(query[:, :, :head], key[:, :, :head], value[:, :, :head])
+        q = query[:, :, head:] * (1 / math.sqrt(size))
+        own = q.reshape(answers) @ key[:, :, head:].reshape(answers).transpose(-1, -2) + later
+        shared = q @ key[:, :, :head].transpose(-1, -2) + bias[:, None, None]
+        scores = torch.cat([shared.view(*own.shape[:-1], head), own], -1)
+        p = scores.softmax(-1).to(value.dtype)
+        seen = p[..., :head].flatten(2, 3) @ value[:, :, :head]
+        seen = seen + (p[..., head:] @ value[:, :, head:].reshape(answers)).flatten(2, 3)
+        return torch.cat([prompt, seen], 2)
+
+    return attend
+
+
 class Attention(nn.Module):
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()

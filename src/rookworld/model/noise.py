@@ -60,12 +60,19 @@ def waiting_times(keys: Tensor, vocabulary: int) -> Tensor:
     high = (keys >> 32).to(torch.int32)[:, None]
     ids = torch.arange(vocabulary, dtype=torch.int32, device=keys.device)
     x = ids * signed(GOLDEN_32, 32) + low
-    x ^= (x >> 16) & 0xFFFF
+    x ^= _shifted(x, 16)
     x *= signed(MIX_32[0], 32)
     x ^= high
-    x ^= (x >> 13) & 0x7FFFF
+    x ^= _shifted(x, 13)
     x *= signed(MIX_32[1], 32)
-    x ^= (x >> 16) & 0xFFFF
-    uniform = ((x >> 1) & 0x7FFFFFFF).float().add_(0.5).mul_(UNIT_31)
+    x ^= _shifted(x, 16)
+    negative = _shifted(x, 1).float().add_(0.5).mul_(-UNIT_31)
     # log1p keeps short waits exact, and short waits are the ones that win.
-    return uniform.neg_().log1p_().neg_()
+    return negative.log1p_().neg_()
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """The int32 `x` shifted right with zeros coming in."""
+    shifted = x >> bits
+    shifted &= (1 << (32 - bits)) - 1
+    return shifted

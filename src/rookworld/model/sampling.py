@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -29,7 +29,7 @@ from .stepper import Eager, Graphed, Kernels, Stepper, best_kernels
 
 ROWS_AT_ONCE = 1024
 """Larger requests are sampled in parts: nothing is gained by more rows, and the cache grows."""
-PREFILL_TOKENS = {"cpu": 640, "cuda": 1 << 16}
+PREFILL_TOKENS = {"cpu": 1152, "cuda": 1 << 16}
 """Tokens prefilled at once: on the CPU few enough for the activations to stay in its cache."""
 
 Constraint = Callable[[Tensor, Tensor], Tensor]
@@ -380,5 +380,8 @@ class _Result:
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:
-    """Kernels and captures go to the current device, which must be the model's."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    """Kernels and captures go to the current device, which must be the model's.
+
+    Where the host launches every operation, it is spared a sixth of that work.
+    """
+    return torch.cuda.device(device) if device.type == "cuda" else torch.inference_mode()

@@ -107,6 +107,13 @@ class Tokenizer:
         vocabulary: dict[str, int] = self._core.get_vocab()
         return vocabulary
 
+    def holding(self, sign: str) -> list[bool]:
+        """For each id whether its token has this character in it."""
+        held = [False] * self.vocab_size
+        for text, number in self.vocabulary().items():
+            held[number] = sign in text.replace("Ġ", " ")  # how byte pairs write a space
+        return held
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text before the first end token; never raises on what a model sampled."""
         text: str = self._core.decode(self._before_end(ids))

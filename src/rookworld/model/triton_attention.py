@@ -23,8 +23,8 @@ from .batch import Batch
 
 TILE = 16
 """Queries in a product, the fewest that tensor cores take; rows that are missing are zeros."""
-PROGRAMS = 384
-"""Three for each multiprocessor of a large GPU: with fewer, it waits instead of reading."""
+PROGRAMS = 192
+"""Three for two multiprocessors of a large GPU: with fewer, it waits instead of reading."""
 
 
 class Plan(NamedTuple):
@@ -49,7 +49,7 @@ def plan(batch: Batch) -> Plan:
         # Without tensor cores a block lives in registers.
         return Plan(rows, prefix=32, own=32, warps=4, stages=1)
     slots = 64 if config.head_size <= 64 else 32
-    return Plan(rows, prefix=slots, own=slots, warps=4, stages=2)
+    return Plan(rows, prefix=slots, own=slots, warps=4, stages=3)
 
 
 def attend(batch: Batch, index: int, qkv: Tensor, seen: Tensor) -> None:

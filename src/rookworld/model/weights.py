@@ -63,8 +63,8 @@ def resolve_folder(source: str | Path) -> Path:
         folder = _ASSETS / str(source)
         if not (folder / CONFIG).is_file():
             raise ModelError(
-                f"the model {source!r} is not embedded in this version: name a folder or a hub id "
-                "with --model, or make one with `rookworld pretrain --preset demo`"
+                f"the model {source!r} is missing from this installation ({folder}): install "
+                "RookWorld anew, or name a folder or a hub id with --model"
             )
         return folder
     path = Path(source)

@@ -149,7 +149,7 @@ class EnvironmentTask:
             return Verdict(rules.a_malformed, dict.fromkeys(_PARTS, 0.0), f"malformed: {fault}")
         flags = ((said.terminated == row.terminated) + (said.truncated == row.truncated)) / 2
         reward = float(abs(said.reward - row.reward) < _TOLERANCE)
-        board = _board_score(row, said, rules)
+        board = board_score(row, said, rules)
         whole = board if flags == 1.0 and reward == 1.0 else 0.0
         parts = dict(zip(_PARTS, (1.0, board, flags, reward, whole), strict=True))
         right = 1 + (flags == 1.0) + (reward == 1.0) if board >= 0.5 else 0
@@ -217,7 +217,7 @@ def _reward_text(row: EnvironmentRow) -> str:
     return _REWARDS[nearest] if abs(nearest - row.reward) < _TOLERANCE else str(row.reward)
 
 
-def _board_score(row: EnvironmentRow, said: EnvironmentAnswer, rules: RewardRules) -> float:
+def board_score(row: EnvironmentRow, said: EnvironmentAnswer, rules: RewardRules) -> float:
     """Similarity of the new FEN; for an illegal move it counts only if the answer says illegal."""
     if row.truncated and not said.truncated:
         return 0.0

@@ -9,6 +9,7 @@ public rows whose B is wrong for Black (that is an importer's).
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -134,9 +135,9 @@ class PolicyTask:
         reason = _gate(said, legal, least, most)
         right = 0
         if reason is None:
-            loss = _loss(row, said.best, truth, judge)
+            loss = win_loss(row, said.best, truth, judge)
             _content(parts, said, truth, loss, len(legal), rules)
-            right = sum(parts[name] >= least for name, least in _RIGHT.items())
+            right = fields_right(parts)
             reason = _reason(parts, loss)
         total = combine(parts, rules.p_weights, rules.shaping, right=right, progress=progress)
         return Verdict(total, parts, reason)
@@ -158,7 +159,7 @@ class PolicyTask:
         known = dict(zip(truth.moves, truth.cp, strict=True))
         legal = readable and said.best in legal_moves(row.fen)
         highest = max(truth.cp)
-        loss = _loss(row, said.best, truth, judge) if legal else win_percent(highest) / 100
+        loss = win_loss(row, said.best, truth, judge) if legal else win_percent(highest) / 100
         if loss is None:
             loss = (win_percent(highest) - win_percent(min(truth.cp))) / 100
         best = float(legal and known.get(said.best) == highest)
@@ -201,6 +202,11 @@ _RIGHT: Final = {"best": 0.75, "candidates": 0.6, "evaluations": 0.5}
 """Part scores from which a field counts as right in the graduated levels."""
 
 
+def fields_right(parts: Mapping[str, float]) -> int:
+    """How many of the three content fields count as right."""
+    return sum(parts[name] >= least for name, least in _RIGHT.items())
+
+
 def _held(cp: int) -> int:
     return min(max(cp, -_MAE_LIMIT_CP), _MAE_LIMIT_CP)
 
@@ -220,7 +226,7 @@ def _gate(said: PolicyAnswer, legal: frozenset[str], least: int, most: int) -> s
     return None
 
 
-def _loss(row: PolicyRow, move: str, truth: Analysis, judge: Judge | None) -> float | None:
+def win_loss(row: PolicyRow, move: str, truth: Analysis, judge: Judge | None) -> float | None:
     """Win probability that a legal move gives away; None if nobody knows."""
     if move in truth.moves:
         cp: int | None = truth.cp[truth.moves.index(move)]
@@ -244,14 +250,18 @@ def _content(
     spoken = dict(zip(said.moves, said.cp, strict=True))
     pairs = [(spoken[m], cp) for m, cp in zip(truth.moves, truth.cp, strict=True) if m in spoken]
     count = len(truth.moves)
-    chance = len(said.moves) * count / legal
-    # Where every legal move has to be listed, listing them shows nothing: repeat what B shows.
-    beyond = (len(pairs) - chance) / (count - chance) if count > chance else best
     accuracy = sum(evaluation_accuracy(*pair) for pair in pairs) / count
     parts["best"] = best
-    parts["candidates"] = max(0.0, beyond)
+    parts["candidates"] = beyond_chance(len(pairs), len(said.moves), count, legal, best)
     parts["evaluations"] = accuracy
     parts["whole"] = best * accuracy
+
+
+def beyond_chance(hits: int, listed: int, count: int, legal: int, best: float) -> float:
+    """Hits among `count` true moves, 0 for what `listed` of the legal moves would hit by chance."""
+    chance = listed * count / legal
+    # Where every legal move has to be listed, listing them shows nothing: repeat what B shows.
+    return max(0.0, (hits - chance) / (count - chance) if count > chance else best)
 
 
 def _reason(parts: dict[str, float], loss: float | None) -> str:

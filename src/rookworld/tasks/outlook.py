@@ -1,0 +1,104 @@
+"""What an answer is worth while it is being written: baselines for the tokens still to come.
+
+A token cannot change what stands before it, so it should not be paid for it: the second move is
+judged by what it adds to the first, an evaluation by what it adds to the moves. What is to come is
+taken to be of a usual quality; how good that guess is changes the noise and never the aim.
+
+The law: an outlook depends on nothing behind the place from which it holds. Left out on purpose:
+single squares of a board, which are worth something only together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from rookworld.tasks.environment import EnvironmentAnswer, board_score
+from rookworld.tasks.notation import is_move_text, read_fen
+from rookworld.tasks.policy import MOST_MOVES, POLICY, beyond_chance, fields_right, win_loss
+from rookworld.tasks.reward import RewardRules, combine, move_quality
+from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow, legal_moves, strip_end
+
+USUAL_OVERLAP, USUAL_CANDIDATES, USUAL_ACCURACY = 0.55, 0.45, 0.6
+"""Share of the true moves that a list holds, what that is worth, accuracy of an evaluation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What an answer promises from some token on."""
+
+    sign: str
+    nth: int
+    """It holds from the nth token on that has this sign in it."""
+    worth: float
+
+
+SIGNS = (" ", ".")
+"""A space begins the next move; a point is in evaluations and rewards, in no move and no board."""
+STAGES = 3
+"""The whole answer, and at most two outlooks on the rest of it."""
+
+
+def outlooks(
+    row: PolicyRow | EnvironmentRow,
+    text: str,
+    rules: RewardRules,
+    judge: Judge | None = None,
+    progress: float = 1.0,
+) -> tuple[Outlook, ...]:
+    """The outlooks of a completion, in the order of the places from which they hold."""
+    if isinstance(row, EnvironmentRow):
+        return (Outlook(".", 1, _with_board(row, text, rules, progress)),)
+    words = [word for word in strip_end(text).split(" ") if word]
+    moves = list(takewhile(lambda word: word not in ("E:", "B:"), words[words[:1] == ["M:"] :]))
+    if not moves:
+        return ()
+    return (
+        Outlook(" ", 2, _with_moves(row, moves[:1], rules, judge, progress)),
+        Outlook(".", 1, _with_moves(row, moves, rules, judge, progress, listed=True)),
+    )
+
+
+def _with_moves(
+    row: PolicyRow,
+    moves: Sequence[str],
+    rules: RewardRules,
+    judge: Judge | None,
+    progress: float,
+    *,
+    listed: bool = False,
+) -> float:
+    """Worth of an analysis that begins with these moves; `listed`: they are all there will be."""
+    if len(set(moves)) < len(moves) or not all(map(is_move_text, moves)):
+        return rules.p_malformed
+    legal, truth = legal_moves(row.fen), POLICY.truth(row, judge)
+    most = min(MOST_MOVES, len(legal))
+    illegal = sum(move not in legal for move in moves)
+    parts = {**dict.fromkeys(rules.p_weights, 0.0), "format": 1.0, "legal": 1 - illegal / most}
+    if not illegal and (len(moves) >= min(most, len(truth.moves)) or not listed):
+        loss = win_loss(row, moves[0], truth, judge)
+        best = move_quality(loss, rules.shaping) if loss is not None else 0.0
+        hits = sum(move in truth.moves for move in moves)
+        share = hits / len(truth.moves) if listed else USUAL_OVERLAP
+        parts["best"] = best
+        parts["candidates"] = (
+            beyond_chance(hits, len(moves), len(truth.moves), len(legal), best)
+            if listed
+            else USUAL_CANDIDATES
+        )
+        parts["evaluations"] = USUAL_ACCURACY * share
+        parts["whole"] = best * parts["evaluations"]
+    right = fields_right(parts)
+    return combine(parts, rules.p_weights, rules.shaping, right=right, progress=progress)
+
+
+def _with_board(row: EnvironmentRow, text: str, rules: RewardRules, progress: float) -> float:
+    """Worth of an environment answer that begins with this board, if the rest is right."""
+    fen = read_fen(text.split("+")[0].strip(" "))
+    if fen is None:
+        return rules.a_malformed
+    board = board_score(row, EnvironmentAnswer(fen, 0.0, False, row.truncated), rules)
+    parts = {**dict.fromkeys(rules.a_weights, 1.0), "board": board, "whole": board}
+    right = 3 if board >= 0.5 else 0
+    return combine(parts, rules.a_weights, rules.shaping, right=right, progress=progress)

@@ -1,0 +1,97 @@
+"""The embedded model: standard files that `transformers` loads, and answers worth improving."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+from rookworld.answers import load_answerer
+from rookworld.cli import main
+from rookworld.data.sources import load_rows
+from rookworld.evaluate import environment_scores, policy_scores
+from rookworld.model.sampling import Sampling, sample
+from rookworld.model.tokenizer import Tokenizer
+from rookworld.model.weights import load_model, resolve_folder
+from rookworld.rollout import prompt_text
+from rookworld.tasks.reward import RewardRules
+from rookworld.tasks.task import EnvironmentRow, PolicyRow
+
+MOST_BYTES = 16 * 2**20
+
+
+@pytest.fixture(scope="module")
+def nano() -> Path:
+    return resolve_folder("nano")
+
+
+def rows(policy: int, environment: int) -> list[PolicyRow | EnvironmentRow]:
+    found = load_rows("embedded:test")
+    analyses = [row for row in found if isinstance(row, PolicyRow)][:policy]
+    moves = [row for row in found if isinstance(row, EnvironmentRow)][:environment]
+    return [*analyses, *moves]
+
+
+def test_the_folder_is_small_and_standard(nano: Path) -> None:
+    assert (nano / "model.safetensors").stat().st_size <= MOST_BYTES
+    config = json.loads((nano / "config.json").read_text())
+    assert config["model_type"] == "gpt2" and config["dtype"] == "bfloat16"
+    card = (nano / "README.md").read_text()
+    for heading in ("## Evaluation", "## Data", "## Recipe", "## Limits", "## Licence"):
+        assert heading in card
+
+
+def test_transformers_gives_the_same_greedy_answers(nano: Path) -> None:
+    transformers = import_module("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(nano, dtype=torch.float32).eval()
+    cutter = transformers.PreTrainedTokenizerFast.from_pretrained(nano)
+    model, tokenizer = load_model(str(nano)), Tokenizer.load(nano)
+    prompts = [tokenizer.encode(prompt_text(row, tokenizer)) for row in rows(85, 15)]
+    assert len(prompts) == 100
+    greedy = Sampling(temperature=0.0, max_new_tokens=90)
+    ours = sample(model, prompts, k=1, settings=greedy, eos=tokenizer.eos, seed=0)
+    for row, prompt, ids, length in zip(
+        rows(85, 15), prompts, ours.tokens.tolist(), ours.lengths.tolist(), strict=True
+    ):
+        assert cutter(prompt_text(row, tokenizer), add_special_tokens=False)["input_ids"] == prompt
+        with torch.no_grad():
+            full = theirs.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                max_new_tokens=90,
+                do_sample=False,
+            )
+        assert full[0, len(prompt) :].tolist() == ids[:length]
+
+
+def test_its_answers_are_worth_improving(nano: Path) -> None:
+    """Far below what the card says, far above what a broken file would give."""
+    answerer = load_answerer(str(nano))
+    asked = rows(200, 100)
+    analyses = policy_scores(
+        answerer, [r for r in asked if isinstance(r, PolicyRow)], RewardRules()
+    )
+    moves = environment_scores(
+        answerer, [r for r in asked if isinstance(r, EnvironmentRow)], RewardRules()
+    )
+
+    def mean(name: str, scored: list[dict[str, float | None]]) -> float:
+        values = [one[name] for one in scored if one[name] is not None]
+        return sum(value for value in values if value is not None) / len(values)
+
+    assert mean("format", analyses) > 0.98
+    assert mean("legal", analyses) > 0.97
+    assert mean("best", analyses) > 0.25
+    assert mean("top5", analyses) > 0.45
+    assert mean("exact", moves) > 0.9
+
+
+def test_training_without_a_model_starts_from_it(tmp_path: Path) -> None:
+    few = ["--steps", "1", "--batch-size", "2", "--k-samples", "2", "--device", "cpu"]
+    few += ["--eval-policy-rows", "4", "--eval-environment-rows", "2"]
+    assert main(["train", *few, "--out", str(tmp_path / "run")]) == 0
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["model"] == "nano"
+    assert load_model(str(tmp_path / "run" / "final")).config.n_layer == 6

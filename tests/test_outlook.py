@@ -1,0 +1,119 @@
+"""Credit by field: what an answer promises while it is written, and who is paid for what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rookworld.grpo.advantages import AdvantageSettings, field_advantages
+from rookworld.model.sampling import Sampling
+from rookworld.model.tokenizer import Tokenizer
+from rookworld.rollout import Collector, Prompt
+from rookworld.tasks.environment import ENVIRONMENT, transition
+from rookworld.tasks.outlook import USUAL_ACCURACY, USUAL_CANDIDATES, USUAL_OVERLAP, outlooks
+from rookworld.tasks.policy import POLICY
+from rookworld.tasks.reward import RewardRules
+from rookworld.tasks.task import EnvironmentRow, PolicyRow
+
+RULES = RewardRules()
+START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+ROW = PolicyRow(START, ("e2e4", "d2d4", "g1f3", "c2c4", "e2e3"), (40, 40, 30, 30, 20))
+GOLD = POLICY.answer(ROW, "compact")
+
+
+def worths(text: str, row: PolicyRow | EnvironmentRow = ROW) -> list[float]:
+    return [one.worth for one in outlooks(row, text, RULES)]
+
+
+def test_an_outlook_sees_nothing_that_comes_later() -> None:
+    first, listed = worths(GOLD)
+    assert worths(GOLD.replace("0.4", "-7.0")) == [first, listed]
+    assert worths(GOLD.split("E:")[0] + "E: junk") == [first, listed]
+    other_moves = worths(GOLD.replace("d2d4", "a2a3").replace("e2e3", "h2h4"))
+    assert other_moves[0] == first and other_moves[1] < listed
+    assert worths(GOLD.replace("d2d4", "e2e4"))[0] == first
+    worse = worths(" a2a3" + GOLD[5:])
+    assert worse[0] < first and worse[1] < listed
+
+
+def test_outlooks_by_hand() -> None:
+    first, listed = worths(GOLD)
+    accuracy = USUAL_ACCURACY * USUAL_OVERLAP
+    assert first == pytest.approx(
+        0.10 + 0.06 + 0.24 + 0.06 * USUAL_CANDIDATES + 0.10 * accuracy + 0.44 * accuracy
+    )
+    assert listed == pytest.approx(0.10 + 0.06 + 0.24 + 0.06 + (0.10 + 0.44) * USUAL_ACCURACY)
+    assert worths(" e2e5" + GOLD[5:])[0] == pytest.approx(0.10 + 0.06 * 0.8)
+    assert worths(" e2e4 e2e4 E: 0.4 0.4 B: e2e4")[1] == RULES.p_malformed
+    assert worths(" e2e4 d2d4 E: 0.4 0.4 B: e2e4")[1] == pytest.approx(0.16)
+    assert worths(" nonsense")[0] == RULES.p_malformed
+    assert worths("") == [] == worths(" E: 0.3")
+
+
+@pytest.mark.parametrize("move", ["e2e4", "e2e5"])
+def test_a_right_board_promises_everything_and_a_wrong_one_what_it_is_worth(move: str) -> None:
+    row = transition(START, move)
+    gold = ENVIRONMENT.answer(row, "compact")
+    assert worths(gold, row) == [1.0]
+    assert worths(gold.split("+")[0] + "+9+1+1", row) == [1.0]
+    copied = START if move == "e2e4" else transition(START, "d2d4").next_fen
+    wrong = worths(f"{copied}+0.001+0+0", row)
+    assert wrong[0] < 0.2
+    assert worths("junk", row) == [RULES.a_malformed]
+
+
+@pytest.mark.parametrize("baseline", ["group_mean", "rloo"])
+def test_credit_by_field_has_the_same_mean_gradient_and_less_noise(baseline: str) -> None:
+    """Two tokens, two choices each, all four answers in one group: sums are exact means."""
+    rewards = torch.tensor([[1.0, 0.7, 0.2, 0.3]], dtype=torch.float64)
+    promised = torch.tensor([[[0.8], [0.8], [0.1], [0.1]]], dtype=torch.float64)
+    stages = torch.tensor([[[0, 1]] * 4])
+    centred = rewards - rewards.mean()
+    settings = AdvantageSettings(baseline=baseline, scale="none")
+    paid = field_advantages(rewards, centred, promised, stages, 1.0, settings)
+    assert torch.equal(paid[..., 0], centred)
+    # the gradient of log p(second | first) at even odds is ±1/2 on the two logits of that context
+    slopes = torch.tensor([0.5, -0.5, 0.5, -0.5], dtype=torch.float64)
+    for context in (slice(0, 2), slice(2, 4)):
+        plain = (centred[0, context] * slopes[context]).sum()
+        assert (paid[0, context, 1] * slopes[context]).sum() == pytest.approx(float(plain))
+    assert paid[..., 1].var() < 0.2 * centred.var()
+
+
+def test_an_answer_that_never_came_so_far_neither_pays_nor_counts() -> None:
+    rewards = torch.tensor([[1.0, 0.5, -0.3]], dtype=torch.float64)
+    promised = torch.tensor([[[0.9], [0.6], [float("nan")]]], dtype=torch.float64)
+    stages = torch.tensor([[[0, 1], [0, 1], [0, 0]]])
+    centred = rewards - rewards.mean()
+    settings = AdvantageSettings(scale="batch", std_floor=0.0, clip=0.4)
+    paid = field_advantages(rewards, centred, promised, stages, 0.5, settings)
+    assert paid[0, :, 0].tolist() == pytest.approx([0.4, 0.2, -0.4])
+    assert paid[0, :2, 1].tolist() == pytest.approx([0.2, -0.2])
+    assert paid.isfinite().all()
+
+
+def test_tokens_know_their_stage(tiny_folder: Path) -> None:
+    tokenizer = Tokenizer.load(tiny_folder)
+    collector = Collector(None, tokenizer, {"P": Sampling()}, 2, 0, RULES)  # type: ignore[arg-type]
+    prompt = Prompt("P", ROW, (), 0)
+    broken = " e2e4 d2d4"
+    ids = [[*tokenizer.encode(text), tokenizer.eos] for text in (GOLD, broken)]
+    padded = [row + [tokenizer.eos] * (len(ids[0]) - len(row)) for row in ids]
+    found = collector.promises(prompt, padded, [GOLD, broken], 1.0)
+    assert found.stages[0].tolist() == [0] + [1] * 5 + [2] * 8
+    assert found.stages[1, :2].tolist() == [0, 1]
+    assert found.worths[0].tolist() == worths(GOLD)
+    assert found.worths[1].isnan().tolist() == [False, True]
+    row = transition(START, "e2e4")
+    gold = ENVIRONMENT.answer(row, "compact")
+    ids = [[*tokenizer.encode(gold), tokenizer.eos]]
+    stages = collector.promises(Prompt("A", row, (), 0), ids, [gold], 1.0).stages[0].tolist()
+    assert stages == sorted(stages) and 3 <= sum(stages) <= 8 and stages[-1] == 1
+    assert " 0.001" in {text for text, held in zip_vocabulary(tokenizer, ".") if held}
+
+
+def zip_vocabulary(tokenizer: Tokenizer, sign: str) -> list[tuple[str, bool]]:
+    held = tokenizer.holding(sign)
+    return [(text, held[number]) for text, number in tokenizer.vocabulary().items()]
