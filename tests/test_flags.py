@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rookworld import distributed, evaluate, update
 from rookworld import train as loop
@@ -189,7 +189,13 @@ BY_THE_STATE: list[tuple[str, Callable[[State, TrainSettings], Any], Any]] = [
     ("--lr 0.5 --lr-warmup-steps 0", lambda state, s: lr_at(state, s), 0.5),
     ("--lr 0.5 --lr-warmup-steps 5", lambda state, s: lr_at(state, s), 0.1),
     ("--gae", lambda state, s: state.learner.value_head is not None, True),
+    ("--trained vectors", lambda state, s: max(p.ndim for p in learning(state)), 1),
+    ("--trained blocks", lambda state, s: state.learner.model.wte.weight.requires_grad, False),
 ]
+
+
+def learning(state: State) -> list[Tensor]:
+    return [p for group in state.optimizer.param_groups for p in group["params"]]
 
 
 @pytest.mark.parametrize(

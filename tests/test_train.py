@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from rookworld.evaluate import Evaluation
 from rookworld.grpo.guard import Continue, Ruling
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.tokenizer import Tokenizer
+from rookworld.model.weights import load_model
 from rookworld.rollout import Collected
 from rookworld.runs import read_json, read_lines
 from rookworld.settings import TrainSettings
@@ -412,3 +413,25 @@ def test_memory_stays_flat_over_a_thousand_steps(warm_folder: Path, tmp_path: Pa
     peaks = [line["mem/peak_mb"] for line in read_lines(run / "metrics.jsonl")]
     assert len(peaks) == 1000
     assert peaks[-1] <= 1.02 * peaks[49]
+
+
+@pytest.mark.parametrize("trained", ["blocks", "vectors"])
+def test_weights_that_are_held_still_stay_as_they_were(
+    tiny_folder: Path, tmp_path: Path, trained: Literal["blocks", "vectors"]
+) -> None:
+    settings = tiny_settings(tiny_folder, tmp_path / "run", steps=2, lr=0.01, save_every=1)
+    settings = replace(settings, trained=trained, eval_every=0, max_new_tokens=6)
+    final = train(settings, tiny_rows(), no_evaluation)
+    before, after = load_model(tiny_folder), load_model(final)
+    moved = {
+        name
+        for (name, old), new in zip(before.named_parameters(), after.parameters(), strict=True)
+        if not torch.equal(old, new)
+    }
+    assert moved
+    for name in moved:
+        assert name.startswith(("h.", "ln_f."))
+        assert trained == "blocks" or name.endswith("bias") or "ln_" in name
+    resumed = replace(settings, steps=3, resume=True)
+    train(resumed, tiny_rows(), no_evaluation)
+    assert len(metrics_of(tmp_path / "run")) == 3

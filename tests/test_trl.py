@@ -149,7 +149,7 @@ def test_what_trl_would_ignore_is_refused_by_name(flag: str) -> None:
 
 
 def test_what_trl_can_do_is_let_through() -> None:
-    flags = "--preset demo --kl-type k3 --loss gspo --adaptive-kl --temperature 0.8"
+    flags = "--preset stable --kl-type k3 --loss gspo --adaptive-kl --temperature 0.8"
     settings = read_settings([*flags.split(), "--p-temperature", "0.8"], "rookworld train")
     trl_plan.check_flags(settings)
 

@@ -32,13 +32,14 @@ PRETRAIN_PRESETS: dict[str, dict[str, Any]] = {
 
 TRAIN_PRESETS: dict[str, dict[str, Any]] = {
     "demo": {
-        "batch_size": 24,
+        "batch_size": 16,
         "steps": 80,
-        "mix_env_ratio": 0.125,
-        "lr": 3e-5,
-        "kl_coef": 0.05,
+        "lr": 4e-5,
+        "trained": "blocks",
+        "kl_coef": 1.0,
         "flat_tries": 0,
         "eval_every": 0,
+        "eval_policy_rows": 600,
         "eval_mates": 1000,
         "dtype": "fastest",
     },

@@ -187,6 +187,9 @@ class TrainSettings(RewardWeights):
     """What the rate does after its warm-up; linear and cosine end at 10 %."""
     lr_warmup_steps: int = 10
     """Steps over which the rate rises."""
+    trained: Literal["all", "blocks", "vectors"] = "all"
+    """Weights that learn: all, all but the embeddings, or gains and biases alone, whose gradient is
+    least noisy: what a short run on few prompts can afford (give them a larger --lr)."""
     weight_decay: float = 0.0
     """AdamW's decay."""
     clip_norm: float = 1.0

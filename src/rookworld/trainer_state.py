@@ -104,13 +104,17 @@ def new_state(
     tokenizer = Tokenizer.load(folder)
     learner = new_learner(folder, settings, device)
     fits(learner.model, settings, tokenizer)
+    hold_still(learner.model, settings.trained)
     if settings.compile:
         for block in learner.model.h:
             block.compile(dynamic=True)
     # groups of their own: one group's tensors are all shares or all whole
     heads = [] if learner.value_head is None else [learner.value_head]
     optimizer = torch.optim.AdamW(
-        [{"params": list(part.parameters())} for part in (learner.model, *heads)],
+        [
+            {"params": [p for p in part.parameters() if p.requires_grad]}
+            for part in (learner.model, *heads)
+        ],
         lr=settings.lr,
         betas=(0.9, 0.95),
         weight_decay=settings.weight_decay,
@@ -137,6 +141,14 @@ def new_learner(folder: Path, settings: TrainSettings, device: torch.device) -> 
     reference = sharding.shard(load_model(folder).requires_grad_(False), device)
     shares = sharding.shard(load_model(folder), device)
     return Learner(shares, reference, value_head, gathered=model.requires_grad_(False))
+
+
+def hold_still(model: GPT2, trained: str) -> None:
+    """Weights that do not learn get no gradient, which also spares computing it."""
+    for name, parameter in model.named_parameters():
+        in_block = name.startswith(("h.", "ln_f."))
+        learns = {"all": True, "blocks": in_block, "vectors": parameter.ndim == 1}[trained]
+        parameter.requires_grad_(learns)
 
 
 def fits(model: GPT2, settings: TrainSettings, tokenizer: Tokenizer) -> None:

@@ -20,6 +20,7 @@ from rookworld.tasks.task import EnvironmentRow, PolicyRow
 
 INSTALL = 'pip install "rookworld[trl]"'
 FIXED = (
+    "trained",
     *("updates_per_rollout", "tv_delta", "baseline_type", "advantage_std_floor", "reward_norm"),
     *("gae", "gamma", "gae_lambda", "value_coef", "kl_collect_cap", "ref_reset_kl", "ref_device"),
     *("recovery_lr_factor", "max_recoveries", "compile", "shard"),

@@ -62,7 +62,7 @@ class Learner:
             sharding.gather(self.model, self.gathered)
 
     def parameters(self) -> list[nn.Parameter]:
-        own = list(self.model.parameters())
+        own = [p for p in self.model.parameters() if p.requires_grad]
         return own if self.value_head is None else [*own, *self.value_head.parameters()]
 
     @property

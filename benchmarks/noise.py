@@ -1,0 +1,82 @@
+"""How much of a step's gradient is signal: agreement between batches that share no prompt.
+
+The cosine of two gradients from independent batches is signal² / (signal² + noise²). Where it is c,
+a run of n such steps moves a weight by n × c / (1 − c) as much along the signal, squared, as along
+the noise: below 1 there is nothing to expect but a random walk.
+
+    python benchmarks/noise.py [--model nano] [--batches 4] [--batch-size 64]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations
+from statistics import fmean
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rookworld import update
+from rookworld.commands.training import read_rows
+from rookworld.rollout import Collected
+from rookworld.settings import TrainSettings
+from rookworld.step_metrics import Clock
+from rookworld.train import gather
+from rookworld.trainer_state import State, new_state
+
+CREDITS: tuple[Literal["answer", "fields"], ...] = ("answer", "fields")
+PARTS: dict[str, Callable[[str, Tensor], bool]] = {
+    "all": lambda name, weight: True,
+    "gains and biases": lambda name, weight: weight.ndim == 1,
+    "block matrices": lambda name, weight: weight.ndim == 2 and name.startswith("h."),
+    "token embeddings": lambda name, weight: name == "wte.weight",
+}
+
+
+def main(model: str, batches: int, batch_size: int) -> None:
+    """A table of agreement by part of the model and by credit; analysis prompts alone."""
+    settings = TrainSettings(
+        model=model, batch_size=batch_size, mix_env_ratio=0.0, flat_tries=0, dtype="fastest"
+    )
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    state = new_state(settings, read_rows(settings.data), device)
+    found: dict[str, list[dict[str, Tensor]]] = {credit: [] for credit in CREDITS}
+    for _ in range(batches):
+        collected = gather(state, settings, None, Clock(device))
+        state.step += 1
+        for credit in CREDITS:
+            found[credit].append(gradients(state, collected, replace(settings, credit=credit)))
+    weights = dict(state.learner.model.named_parameters())
+    print(f"{batches} batches of {batch_size} prompts × {settings.k_samples} answers")
+    for part, belongs in PARTS.items():
+        names = [name for name, weight in weights.items() if belongs(name, weight)]
+        for credit in CREDITS:
+            flat = [torch.cat([one[name].flatten() for name in names]) for one in found[credit]]
+            pairs = combinations(flat, 2)
+            agreement = fmean(float(torch.cosine_similarity(a, b, dim=0)) for a, b in pairs)
+            norm = fmean(float(one.norm()) for one in flat)
+            print(f"{part:16} {credit:6} norm {norm:.3f} agreement {agreement:+.4f}")
+
+
+def gradients(state: State, collected: Collected, settings: TrainSettings) -> dict[str, Tensor]:
+    """The policy's part of one step's gradient, by the weights' names."""
+    learner = state.learner
+    learner.model.zero_grad(set_to_none=True)
+    micros = update.prepare(collected.groups, learner, settings, state.tokenizer.eos)
+    update.set_advantages(micros, learner, settings, state.running, None, 0.0)
+    totals = update.totals_of(micros, max(micro.pack.width for micro in micros))
+    assert totals is not None
+    update.gradient(micros, learner, totals, settings, 0.0)
+    named = learner.model.named_parameters()
+    return {name: weight.grad.clone() for name, weight in named if weight.grad is not None}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--model", default="nano")
+    parser.add_argument("--batches", type=int, default=4)
+    parser.add_argument("--batch-size", type=int, default=64)
+    main(**vars(parser.parse_args()))
