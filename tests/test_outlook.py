@@ -96,12 +96,13 @@ def test_an_answer_that_never_came_so_far_neither_pays_nor_counts() -> None:
 
 def test_tokens_know_their_stage(tiny_folder: Path) -> None:
     tokenizer = Tokenizer.load(tiny_folder)
-    collector = Collector(None, tokenizer, {"P": Sampling()}, 2, 0, RULES)  # type: ignore[arg-type]
+    collector = Collector(None, tokenizer, {"P": Sampling()}, 2, 0, RULES, by_field=True)  # type: ignore[arg-type]
     prompt = Prompt("P", ROW, (), 0)
     broken = " e2e4 d2d4"
     ids = [[*tokenizer.encode(text), tokenizer.eos] for text in (GOLD, broken)]
     padded = [row + [tokenizer.eos] * (len(ids[0]) - len(row)) for row in ids]
     found = collector.promises(prompt, padded, [GOLD, broken], 1.0)
+    assert found is not None
     assert found.stages[0].tolist() == [0] + [1] * 5 + [2] * 8
     assert found.stages[1, :2].tolist() == [0, 1]
     assert found.worths[0].tolist() == worths(GOLD)
@@ -109,7 +110,9 @@ def test_tokens_know_their_stage(tiny_folder: Path) -> None:
     row = transition(START, "e2e4")
     gold = ENVIRONMENT.answer(row, "compact")
     ids = [[*tokenizer.encode(gold), tokenizer.eos]]
-    stages = collector.promises(Prompt("A", row, (), 0), ids, [gold], 1.0).stages[0].tolist()
+    played = collector.promises(Prompt("A", row, (), 0), ids, [gold], 1.0)
+    assert played is not None
+    stages = played.stages[0].tolist()
     assert stages == sorted(stages) and 3 <= sum(stages) <= 8 and stages[-1] == 1
     assert " 0.001" in {text for text, held in zip_vocabulary(tokenizer, ".") if held}
 

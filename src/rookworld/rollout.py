@@ -197,14 +197,7 @@ class Collector:
         for place, prompt in enumerate(prompts):
             mine = slice(place * self.k, (place + 1) * self.k)
             longest = max(lengths[mine])
-            promises = None
-            if self.by_field:
-                answers = [row[:longest] for row in ids[mine]]
-                promises = self.promises(prompt, answers, texts[mine], progress)
-            verdicts = tuple(
-                judge_answer(prompt.row, text, done, self.rules, self.judge, progress)
-                for text, done in zip(texts[mine], finished[mine], strict=True)
-            )
+            answers = [row[:longest] for row in ids[mine]]
             groups.append(
                 Group(
                     prompt,
@@ -214,12 +207,21 @@ class Collector:
                     samples.entropy[mine, :longest],
                     tuple(finished[mine]),
                     tuple(texts[mine]),
-                    verdicts,
-                    promises,
+                    self.verdicts(prompt, texts[mine], finished[mine], progress),
+                    self.promises(prompt, answers, texts[mine], progress),
                 )
             )
         self.clock("score")
         return groups
+
+    def verdicts(
+        self, prompt: Prompt, texts: Sequence[str], finished: Sequence[bool], progress: float
+    ) -> tuple[Verdict, ...]:
+        """What one prompt's answers are worth."""
+        return tuple(
+            judge_answer(prompt.row, text, done, self.rules, self.judge, progress)
+            for text, done in zip(texts, finished, strict=True)
+        )
 
     def promises(
         self,
@@ -227,8 +229,10 @@ class Collector:
         answers: Sequence[Sequence[int]],
         texts: Sequence[str],
         progress: float,
-    ) -> Promises:
-        """The outlooks of one prompt's answers, and the tokens from which they hold."""
+    ) -> Promises | None:
+        """The outlooks of one prompt's answers, and the tokens from which they hold, if wanted."""
+        if not self.by_field:
+            return None
         ids = np.array(answers)
         worths = np.full((len(answers), STAGES - 1), np.nan)
         stages = np.zeros(ids.shape, dtype=np.int64)
