@@ -18,7 +18,14 @@ from rookworld.data.files import file_origin, iterate_parquet, write_records
 from rookworld.data.generate import GenerateSettings, chunk_origin, generate, make_chunk
 from rookworld.data.mates import mate_records, mates_in_one
 from rookworld.data.playouts import WALKS, walk
-from rookworld.data.positions import chosen_move, kept_positions, special_moves
+from rookworld.data.positions import (
+    SHARES,
+    chosen_move,
+    drawing_moves,
+    kept_positions,
+    special_moves,
+    tense_moves,
+)
 from rookworld.errors import ConfigError, DataError
 from rookworld.tasks.environment import KINDS, transition
 from rookworld.tasks.notation import position_key
@@ -213,7 +220,7 @@ def test_rows_say_what_the_rules_say(played: list[dict[str, Any]]) -> None:
 def test_all_classes_and_counters_occur(played: list[dict[str, Any]]) -> None:
     kinds = Counter(row["kind"] for row in played)
     assert set(kinds) == set(KINDS)
-    assert 0.12 < kinds["illegal"] / len(played) < 0.18
+    assert 0.15 < kinds["illegal"] / len(played) < 0.25
     clocks = {int(row["fen"].split()[4]) for row in played}
     assert (min(clocks), max(clocks)) == (0, 149) and len(clocks) > 130
     numbers = {int(row["fen"].split()[5]) for row in played}
@@ -222,17 +229,41 @@ def test_all_classes_and_counters_occur(played: list[dict[str, Any]]) -> None:
     assert passant and all(fields[4] == "0" for fields in passant)
 
 
-def test_moves_are_listed_checks_special_illegal_or_any_legal_one() -> None:
-    rng = random.Random(3)
-    board = chess.Board("r3k2r/8/8/8/8/8/8/R3K2R w KQkq - 0 1")
-    moves = Counter(chosen_move(board, ["a1a2"], rng) for _ in range(4000))
-    legal = {move.uci() for move in board.legal_moves}
-    assert 0.51 < moves["a1a2"] / 4000 < 0.59
-    assert 0.13 < (moves["a1a8"] + moves["h1h8"]) / 4000 < 0.17
-    assert 0.13 < (moves["e1g1"] + moves["e1c1"]) / 4000 < 0.17
-    assert 0.13 < sum(n for move, n in moves.items() if move not in legal) / 4000 < 0.17
+def test_moves_are_drawn_by_their_shares() -> None:
+    rng, legal = random.Random(3), {move.uci() for move in chess.Board(TOWERS).legal_moves}
+    moves = Counter(chosen_move(chess.Board(TOWERS), ["a1a2"], rng) for _ in range(4000))
+    assert abs(moves["a1a2"] / 4000 - SHARES["listed"]) < 0.03
+    assert 0.10 < (moves["a1a8"] + moves["h1h8"]) / 4000 < 0.17
+    assert 0.10 < (moves["e1g1"] + moves["e1c1"]) / 4000 < 0.20
+    unknown = sum(n for move, n in moves.items() if move not in legal) / 4000
+    assert abs(unknown - SHARES["illegal"] - SHARES["unparsable"]) < 0.03
     start = Counter(chosen_move(chess.Board(), [], rng) for _ in range(2000))
     assert {move.uci() for move in chess.Board().legal_moves} < set(start)
+
+
+TOWERS = "r3k2r/8/8/8/8/8/8/R3K2R w KQkq - 0 1"
+
+
+@pytest.mark.parametrize(
+    ("fen", "allowed", "forbidden"),
+    [
+        ("k7/4r3/8/8/8/8/3P4/4K3 w - - 0 1", "e1d1 e1f1 e1f2", "d2d3 d2d4 e1e2"),
+        ("k7/8/8/8/7b/6P1/8/4K3 w - - 0 1", "e1d1 e1d2 e1e2 e1f1 e1f2 g3h4", "g3g4"),
+        ("k7/8/8/8/8/1n6/3P4/4K3 w - - 0 1", "e1d1 e1e2 e1f1 e1f2", ""),
+    ],
+)
+def test_tense_moves_hang_on_the_king(fen: str, allowed: str, forbidden: str) -> None:
+    for wanted, bad in ((allowed, False), (forbidden, True)):
+        found = tense_moves(chess.Board(fen), forbidden=bad)
+        assert sorted(move.uci() for move in found) == wanted.split()
+
+
+def test_drawing_moves_stalemate_or_leave_nothing() -> None:
+    stale = chess.Board("7k/8/5K2/6Q1/8/8/8/8 w - - 0 1")
+    assert {move.uci() for move in drawing_moves(stale)} == {"g5g6"}
+    bare = chess.Board("7k/8/8/8/8/8/1p6/K7 w - - 0 1")
+    assert {move.uci() for move in drawing_moves(bare)} == {"a1b2"}
+    assert drawing_moves(chess.Board()) == []
 
 
 def test_special_moves_are_the_legal_ones() -> None:

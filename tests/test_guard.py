@@ -67,6 +67,7 @@ SKIP_4 = ["Skip"] * 4
         ([FINE, *[{"entropy": 0.001}] * 5], [*["Continue"] * 5, "Restore"]),
         ([FINE, *[{"entropy": 0.001}] * 4, FINE, {"entropy": 0.001}], ["Continue"] * 7),
         ([{"entropy": 0.002}] * 9, ["Continue"] * 9),
+        ([FINE, *[{"entropy": 0.0, "open_ended": False}] * 9], ["Continue"] * 10),
         ([*[FINE] * 10, {"grad_norm": 25.0}, FINE], [*["Continue"] * 10, "Skip", "Continue"]),
         ([FINE, {"grad_norm": 25.0}], ["Continue"] * 2),
         ([*[{"grad_norm": 0.0}] * 10, FINE], ["Continue"] * 11),

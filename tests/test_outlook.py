@@ -117,6 +117,13 @@ def test_tokens_know_their_stage(tiny_folder: Path) -> None:
     assert " 0.001" in {text for text, held in zip_vocabulary(tokenizer, ".") if held}
 
 
+def test_ids_that_the_tokenizer_does_not_know_promise_nothing(tiny_folder: Path) -> None:
+    tokenizer = Tokenizer.load(tiny_folder)
+    collector = Collector(None, tokenizer, {"P": Sampling()}, 2, 0, RULES, by_field=True)  # type: ignore[arg-type]
+    found = collector.promises(Prompt("P", ROW, (), 0), [[tokenizer.vocab_size + 7] * 4], [""], 1.0)
+    assert found is not None and not found.stages.any()
+
+
 def zip_vocabulary(tokenizer: Tokenizer, sign: str) -> list[tuple[str, bool]]:
     held = tokenizer.holding(sign)
     return [(text, held[number]) for text, number in tokenizer.vocabulary().items()]

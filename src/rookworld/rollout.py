@@ -236,7 +236,9 @@ class Collector:
         ids = np.array(answers)
         worths = np.full((len(answers), STAGES - 1), np.nan)
         stages = np.zeros(ids.shape, dtype=np.int64)
-        tables = {sign: holding(self.tokenizer, sign)[ids].cumsum(1) for sign in SIGNS}
+        # a model may have more ids than the tokenizer has tokens: they hold nothing
+        known = np.minimum(ids, self.tokenizer.vocab_size)
+        tables = {sign: holding(self.tokenizer, sign)[known].cumsum(1) for sign in SIGNS}
         for number, text in enumerate(texts):
             found = outlooks(prompt.row, text, self.rules, self.judge, progress)
             for stage, outlook in enumerate(found):
@@ -249,8 +251,8 @@ class Collector:
 
 @lru_cache(maxsize=8)
 def holding(tokenizer: Tokenizer, sign: str) -> NDArray[np.bool_]:
-    """[vocabulary] which tokens have a character in them."""
-    return np.array(tokenizer.holding(sign))
+    """[vocabulary + 1] which tokens have a character in them; the last stands for all others."""
+    return np.array([*tokenizer.holding(sign), False])
 
 
 @dataclass(frozen=True)

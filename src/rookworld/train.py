@@ -178,6 +178,7 @@ def learn(
             entropy=found.entropy,
             reward_mean=rewards["reward/mean"],
             all_rewards_negative=rewards["reward/max"] < 0,
+            open_ended=settings.mix_env_ratio < 1,
         )
         rulings.append(state.guard.check_step(health))
         apply(state, rulings[-1], settings, found.norm)

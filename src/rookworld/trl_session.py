@@ -344,6 +344,7 @@ class Session(TrainerCallback):
             entropy=tally.mean(tally.entropy),
             reward_mean=sum(rewards) / len(rewards),
             all_rewards_negative=max(rewards) < 0,
+            open_ended=self.turns[self.step] == "P",
         )
         self.ruling = self.guard.check_step(health)
         if isinstance(self.ruling.decision, Skip | Stop):

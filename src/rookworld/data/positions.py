@@ -35,8 +35,20 @@ Record = dict[str, Any]
 
 POSITIONS_PER_CHUNK = {"P": 200, "A": 1_000, "mate": 1_000}
 
-UNPARSABLE, ILLEGAL, SPECIAL, CHECK = 0.03, 0.12, 0.15, 0.15
-"""A: shares of the rows; the rest are moves that the file lists, or any if it lists none."""
+SHARES = {
+    "listed": 0.25,
+    "any": 0.13,
+    "tense": 0.22,
+    "check": 0.12,
+    "special": 0.11,
+    "drawing": 0.05,
+    "illegal": 0.09,
+    "unparsable": 0.03,
+}
+"""A: how a row's move is drawn; any legal one where a position has none of the sort."""
+
+FEW_MEN = 9
+"""A: with more men than this a move hardly ever draws, and looking costs time."""
 
 OTHER_COUNTERS = 0.15
 """A: share of the rows with counters drawn at random: positions of games seldom have large ones."""
@@ -134,27 +146,64 @@ def with_counters(fen: str, halfmove: int, fullmove: int) -> str:
 
 
 def chosen_move(board: chess.Board, listed: Sequence[str], rng: random.Random) -> str:
-    """Mostly a listed move, now and then a check, a special, an illegal or an unparsable one.
+    """A move of a sort drawn by `SHARES`.
 
-    Where a check or a special move was drawn and there is none it is any legal one: lists hold good
-    moves. Checks stand beside the mates that a file lists, or every check would be taken for one.
+    Lists hold good moves: alone they would teach that every check mates and every move is legal.
     """
-    drawn = rng.random()
-    if drawn < UNPARSABLE:
-        return unparsable_move(board, rng)
-    if drawn < UNPARSABLE + ILLEGAL:
-        while not (illegal := illegal_moves(board, rng)):
-            pass
-        return rng.choice(illegal)
-    if drawn < UNPARSABLE + ILLEGAL + SPECIAL:
-        if special := special_moves(board):
-            return rng.choice(special).uci()
-    elif drawn < UNPARSABLE + ILLEGAL + SPECIAL + CHECK:
-        if checks := [move for move in checking_moves(board) if board.gives_check(move)]:
-            return rng.choice(checks).uci()
-    elif listed:
-        return rng.choice(listed)
-    return rng.choice(list(board.legal_moves)).uci()
+    sort = rng.choices(list(SHARES), list(SHARES.values()))[0]
+    match sort:
+        case "unparsable":
+            return unparsable_move(board, rng)
+        case "illegal":
+            while not (illegal := illegal_moves(board, rng)):
+                pass
+            return rng.choice(illegal)
+        case "listed" if listed:
+            return rng.choice(listed)
+    return rng.choice(_moves_of(sort, board, rng) or list(board.legal_moves)).uci()
+
+
+def _moves_of(sort: str, board: chess.Board, rng: random.Random) -> list[chess.Move]:
+    match sort:
+        case "tense":
+            return tense_moves(board, forbidden=rng.random() < 0.5)
+        case "check":
+            return [move for move in checking_moves(board) if board.gives_check(move)]
+        case "special":
+            return special_moves(board)
+        case "drawing":
+            return drawing_moves(board)
+    return []
+
+
+def tense_moves(board: chess.Board, *, forbidden: bool) -> list[chess.Move]:
+    """Moves that the own king's safety allows or forbids.
+
+    Allowed: his own, those of pinned men, and those out of check. Forbidden: those that would
+    leave him in check, as hard to tell from legal ones as anything in the rules.
+    """
+    legal = list(board.legal_moves)
+    if forbidden:
+        return sorted(set(board.pseudo_legal_moves) - set(legal), key=chess.Move.uci)
+    if board.is_check():
+        return legal
+    pinned = chess.SquareSet(board.kings & board.occupied_co[board.turn])
+    men = chess.SquareSet(board.occupied_co[board.turn])
+    pinned |= chess.SquareSet(man for man in men if board.is_pinned(board.turn, man))
+    return [move for move in legal if move.from_square in pinned]
+
+
+def drawing_moves(board: chess.Board) -> list[chess.Move]:
+    """Moves of an ending that stalemate, or leave too little to mate with."""
+    if chess.popcount(board.occupied) > FEW_MEN:
+        return []
+    found = []
+    for move in list(board.legal_moves):
+        board.push(move)
+        if board.is_stalemate() or board.is_insufficient_material():
+            found.append(move)
+        board.pop()
+    return found
 
 
 def special_moves(board: chess.Board) -> list[chess.Move]:

@@ -91,6 +91,8 @@ class StepHealth:
     entropy: float
     reward_mean: float
     all_rewards_negative: bool = False
+    open_ended: bool = True
+    """Whether several answers may be right: where one is, a sure policy has not collapsed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,7 +289,7 @@ class Guard:
             )
             return self._restore(health.step, "diverged_kl", what, health.kl, limit)
         events = self._warnings(health)
-        if self._entropy_collapsed(health.entropy):
+        if health.open_ended and self._entropy_collapsed(health.entropy):
             floor = self.entropy_floor
             what = (
                 f"entropy is {health.entropy:.4g} nats per token, floor {floor:.4g}, "
@@ -357,13 +359,13 @@ class Guard:
     def _warnings(self, health: StepHealth) -> tuple[Event, ...]:
         """One event when a condition begins; silence while it lasts."""
         near, floor, mean = KL_WARN_SHARE * self.kl_limit, self.entropy_floor, health.reward_mean
-        started = self._memory.first_entropy is not None
+        watched = health.open_ended and self._memory.first_entropy is not None
         kl_near = f"KL {health.kl:.4g} is over 80 % of its threshold {self.kl_limit:.4g}"
         low = f"entropy {health.entropy:.4g} is under its floor {floor:.4g}"
         negative = f"all rewards of the step are negative, mean {mean:.4g}"
         conditions: dict[str, tuple[bool, str, float, float]] = {
             "kl_near_limit": (self._over(health.kl, KL_WARN_SHARE), kl_near, health.kl, near),
-            "entropy_low": (started and health.entropy < floor, low, health.entropy, floor),
+            "entropy_low": (watched and health.entropy < floor, low, health.entropy, floor),
             "rewards_negative": (health.all_rewards_negative, negative, mean, 0.0),
         }
         now = {cause for cause, (holds, *_) in conditions.items() if holds}
