@@ -82,6 +82,20 @@ def test_a_mask_and_positions_say_what_a_token_sees() -> None:
     torch.testing.assert_close(packed, apart, atol=1e-5, rtol=0)
 
 
+def test_wanted_places_are_those_of_the_whole() -> None:
+    model = GPT2(GPT2Config(**SMALL, n_head=4)).init_weights(1).double()
+    ids, wanted = torch.randint(96, (3, 7)), torch.tensor([6, 0, 8, 8, 20])
+    whole, part = model(ids).flatten(0, 1)[wanted], model(ids, wanted=wanted)
+    weights = torch.randn_like(whole)
+    torch.testing.assert_close(part, whole)
+    for parameter in model.parameters():
+        expected, found = (
+            torch.autograd.grad((x * weights).sum(), parameter, retain_graph=True)[0]
+            for x in (whole, part)
+        )
+        torch.testing.assert_close(found, expected)
+
+
 def test_initial_weights_depend_on_the_seed_alone() -> None:
     shape = GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=2, n_head=2)
     first = GPT2(shape).init_weights(7).state_dict()

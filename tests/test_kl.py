@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -157,6 +158,17 @@ def test_chunked_equals_whole_with_its_gradient(kind: str, draw: Draw, chunk: in
     for cut, whole in zip(run(chunk), run(0), strict=True):
         assert whole.isfinite().all()
         torch.testing.assert_close(cut, whole)
+
+
+@pytest.mark.parametrize("kind", sorted(EXACT))
+def test_a_plain_draw_is_the_general_one(kind: str) -> None:
+    hidden, ref_hidden = torch.randn(2, 5, 4, dtype=torch.float64).unbind()
+    head, ids = torch.randn(7, 4, dtype=torch.float64), torch.randint(7, (5,))
+    rows: Any = {"ref_hidden": ref_hidden, "ref_head": head, "kind": kind}
+    plain = token_stats(hidden, head, ids, **rows)
+    drawn = token_stats(hidden, head, ids, draw=Draw(temperature=torch.ones(5)), **rows)
+    for name in ("logp", "entropy", "kl", "ref_logp"):
+        torch.testing.assert_close(getattr(plain, name), getattr(drawn, name))
 
 
 def test_token_stats_by_definition() -> None:

@@ -253,9 +253,11 @@ def micro_loss(
     model: GPT2, micro: Micro, table: Tensor, repeat_weight: float = 0.0
 ) -> tuple[Tensor, list[Tensor]]:
     """Weighted negative log-likelihood, summed; and (weight, first moves right, first moves)."""
-    hidden = model(micro.tokens[:, :-1])
-    before = micro.start - 1
-    logits = model.logits(hidden[:, before:]).float()
+    rows, length = micro.tokens.shape
+    places = torch.arange(rows * (length - 1), device=micro.tokens.device).view(rows, length - 1)
+    answers = places[:, micro.start - 1 :]
+    hidden = model(micro.tokens[:, :-1], wanted=answers.flatten())
+    logits = model.logits(hidden).float().unflatten(0, answers.shape)
     targets, fields = micro.tokens[:, micro.start :], micro.fields[:, micro.start :]
     logp = logits.log_softmax(-1)
     surprise = -logp.gather(-1, targets[..., None]).squeeze(-1)

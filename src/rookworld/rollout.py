@@ -166,6 +166,8 @@ class Collector:
     judge: Judge | None = None
     by_field: bool = False
     """Also work out what each answer was worth while it was written."""
+    dtype: torch.dtype | None = None
+    """What the sampler's matrices are in; default: as the model's."""
     clock: Callable[[str], Any] = field(default=lambda name: None)
     """Called with "sample" when sampling ends, and with "score" when scoring does."""
 
@@ -182,6 +184,7 @@ class Collector:
             seed=self.seed,
             step=step,
             keys=[prompt.key for prompt in prompts],
+            dtype=self.dtype,
         )
         lengths = samples.lengths.tolist()
         ids = samples.tokens.tolist()

@@ -33,7 +33,7 @@ from rookworld.grpo.loss import StepTotals
 from rookworld.grpo.schedule import lr_multiplier, ramp
 from rookworld.interruption import interruptible
 from rookworld.model.gpt2 import GPT2
-from rookworld.model.precision import arithmetic
+from rookworld.model.precision import arithmetic, matrices_in
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.rollout import Collected, Collector, Group, collect
 from rookworld.runs import Run, origin, write_json
@@ -143,6 +143,7 @@ def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Cl
         reward_rules(settings),
         judge,
         by_field=settings.credit == "fields" and not settings.gae,
+        dtype=matrices_in(settings.dtype, state.learner.whole.device),
         clock=clock.mark,
     )
     progress = ramp(state.step, settings.reward_warmup_steps)

@@ -118,7 +118,7 @@ def new_state(
         lr=settings.lr,
         betas=(0.9, 0.95),
         weight_decay=settings.weight_decay,
-        fused=device.type == "cuda",
+        fused=device.type == "cuda" or not settings.shard,
     )
     return State(
         learner,

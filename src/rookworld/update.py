@@ -145,8 +145,8 @@ def sampling_of(letter: str, settings: TrainSettings) -> tuple[float, float]:
 
 def states(packed: Pack, model: GPT2) -> Tensor:
     """[rows, width] the hidden state that predicts each sampled token."""
-    hidden: Tensor = model(packed.ids, packed.positions, packed.attend)
-    return hidden.flatten(0, 1)[packed.sources]
+    hidden: Tensor = model(packed.ids, packed.positions, packed.attend, packed.sources)
+    return hidden
 
 
 @torch.no_grad()
@@ -391,7 +391,9 @@ def gradient(
             stats = stats_of(micro, hidden, learner, settings)
         parts, micro_ratio = terms(micro, stats, hidden, learner, totals, settings)
         policy, kl_loss, value, entropy = (part.sum() for part in parts[:4])
-        objective = policy + settings.value_coef * value + settings.entropy_coef * entropy
+        objective = policy + settings.value_coef * value
+        if settings.entropy_coef != 0:
+            objective = objective + settings.entropy_coef * entropy
         if settings.kl_type != "k1_reward" and kl_coef > 0:
             objective = objective + kl_coef * kl_loss
         objective.backward()  # type: ignore[no-untyped-call]

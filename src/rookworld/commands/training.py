@@ -317,6 +317,7 @@ def overfit(args: list[str]) -> int:
 def inspect(args: list[str]) -> int:
     """`rookworld inspect`: one batch, answers side by side with the truth and every part."""
     from rookworld.distributed import start
+    from rookworld.model.precision import matrices_in
     from rookworld.rollout import Collector
     from rookworld.trainer_state import new_state, reward_rules, sampling
 
@@ -331,6 +332,7 @@ def inspect(args: list[str]) -> int:
             settings.seed,
             reward_rules(settings),
             judge,
+            dtype=matrices_in(settings.dtype, state.learner.model.device),
         )
         groups = collector.groups(state.prompts.take(settings.batch_size), 0, 1.0)
     for group in groups:

@@ -116,6 +116,12 @@ class Draw:
     top_k: Tensor | int = 0
     top_p: Tensor | float = 1.0
 
+    @property
+    def plain(self) -> bool:
+        """Whether tokens were drawn from the model's own distribution."""
+        numbers = (self.temperature, self.top_k, self.top_p)
+        return not any(isinstance(one, Tensor) for one in numbers) and numbers == (1, 0, 1)
+
     def rows(self, start: int, stop: int) -> Draw:
         """The settings of the rows from `start` to `stop`."""
         temperature, top_k, top_p = self.temperature, self.top_k, self.top_p
@@ -132,19 +138,24 @@ def stats_from_logits(
     """`TokenStats` of rows whose logits [rows, V] (and the reference's) are at hand."""
     logits = logits.float()
     index = ids.unsqueeze(-1)
-    scores = truncated_logits(logits, draw.temperature, draw.top_k, draw.top_p, keep=ids)
+    scores = logits
+    if not draw.plain:
+        scores = truncated_logits(logits, draw.temperature, draw.top_k, draw.top_p, keep=ids)
     drawn = scores.log_softmax(-1)
     stats = TokenStats(logp=drawn.gather(-1, index).squeeze(-1), entropy=entropy_of(drawn))
     if ref_logits is None:
         return stats
     reference = ref_logits.detach().float().to(logits.device)
-    # The reference keeps the policy's tokens: x is then 0 when the models agree, and never infinite
-    # because the two nuclei differ.
-    scaled = truncated_logits(reference, _no_greedy(draw.temperature))
-    ref_drawn = scaled.masked_fill(scores.detach() == -torch.inf, -torch.inf).log_softmax(-1)
+    log_ref = ref_drawn = reference.log_softmax(-1)
+    if not draw.plain:
+        # The reference keeps the policy's tokens: x is then 0 when the models agree, and never
+        # infinite because the two nuclei differ.
+        scaled = truncated_logits(reference, _no_greedy(draw.temperature))
+        ref_drawn = scaled.masked_fill(scores.detach() == -torch.inf, -torch.inf).log_softmax(-1)
+    log_pi = drawn if draw.plain else logits.log_softmax(-1)
     return replace(
         stats,
-        kl=EXACT[kind](logits.log_softmax(-1), reference.log_softmax(-1)),
+        kl=EXACT[kind](log_pi, log_ref),
         ref_logp=ref_drawn.gather(-1, index).squeeze(-1),
     )
 

@@ -48,6 +48,12 @@ def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
+def causal_in_float32(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """`causal` for the CPU, where the gradient of its bf16 kernel takes seven times as long."""
+    with torch.autocast("cpu", enabled=False):
+        return causal(query.float(), key.float(), value.float()).to(value.dtype)
+
+
 def masked(mask: Tensor) -> Attend:
     """Attention under `mask` [batch or 1, 1, tokens, tokens], true where a token may look."""
 
@@ -68,16 +74,19 @@ def branched(lengths: Tensor, head: int, tail: int) -> Attend:
     later = torch.full((tail, tail), -torch.inf, device=lengths.device).triu(1)
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        groups, heads, _, size = query.shape
+        groups, heads, tokens, size = query.shape
         answers = (groups, heads, -1, tail, size)
-        prompt = causal(query[:, :, :head], key[:, :, :head], value[:, :, :head])
-        q = query[:, :, head:] * (1 / math.sqrt(size))
-        own = q.reshape(answers) @ key[:, :, head:].reshape(answers).transpose(-1, -2) + later
-        shared = q @ key[:, :, :head].transpose(-1, -2) + bias[:, None, None]
+        # split, not slices: each slice's gradient would be a tensor of zeros of the whole's size
+        (q, q_own), (k, k_own), (v, v_own) = (
+            x.split((head, tokens - head), 2) for x in (query, key, value)
+        )
+        prompt = causal_in_float32(q, k, v)
+        asked = q_own * (1 / math.sqrt(size))
+        own = asked.reshape(answers) @ k_own.reshape(answers).transpose(-1, -2) + later
+        shared = asked @ k.transpose(-1, -2) + bias[:, None, None]
         scores = torch.cat([shared.view(*own.shape[:-1], head), own], -1)
-        p = scores.softmax(-1).to(value.dtype)
-        seen = p[..., :head].flatten(2, 3) @ value[:, :, :head]
-        seen = seen + (p[..., head:] @ value[:, :, head:].reshape(answers)).flatten(2, 3)
+        p, p_own = scores.softmax(-1).to(value.dtype).split((head, tail), -1)
+        seen = p.flatten(2, 3) @ v + (p_own @ v_own.reshape(answers)).flatten(2, 3)
         return torch.cat([prompt, seen], 2)
 
     return attend
@@ -90,13 +99,18 @@ class Attention(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
 
-    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, attend: Attend, wanted: Tensor | None) -> Tensor:
         batch, tokens, width = x.shape
         qkv = self.c_attn(x).view(batch, tokens, 3, self.n_head, width // self.n_head)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        seen = attend(query, key, value)
-        projected: Tensor = self.c_proj(seen.transpose(1, 2).reshape(batch, tokens, width))
+        seen = attend(query, key, value).transpose(1, 2).reshape(batch, tokens, width)
+        projected: Tensor = self.c_proj(chosen(seen, wanted))
         return projected
+
+
+def chosen(x: Tensor, wanted: Tensor | None) -> Tensor:
+    """The wanted places of x [batch, tokens, width], counted through; all of it for None."""
+    return x if wanted is None else x.flatten(0, 1).index_select(0, wanted)
 
 
 class MLP(nn.Module):
@@ -118,8 +132,8 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, attend: Attend) -> Tensor:
-        x = x + self.attn(self.ln_1(x), attend)
+    def forward(self, x: Tensor, attend: Attend, wanted: Tensor | None = None) -> Tensor:
+        x = chosen(x, wanted) + self.attn(self.ln_1(x), attend, wanted)
         out: Tensor = x + self.mlp(self.ln_2(x))
         return out
 
@@ -139,14 +153,24 @@ class GPT2(nn.Module):
             self.lm_head.weight = self.wte.weight
 
     def forward(
-        self, ids: Tensor, positions: Tensor | None = None, attend: Attend = causal
+        self,
+        ids: Tensor,
+        positions: Tensor | None = None,
+        attend: Attend = causal,
+        wanted: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states [batch, tokens, width] of `ids` [batch, tokens], after the last norm."""
+        """Hidden states [batch, tokens, width] of `ids` [batch, tokens], after the last norm.
+
+        Or only the `wanted` places of them [rows, width], counted through the batch: after the last
+        layer's keys and values nobody looks at a prompt any more.
+        """
         if positions is None:
             positions = torch.arange(ids.shape[1], device=ids.device)
         x = self.wte(ids) + self.wpe(positions)
-        for block in self.h:
+        *earlier, last = self.h
+        for block in earlier:
             x = block(x, attend)
+        x = last(x, attend, wanted)
         hidden: Tensor = self.ln_f(x)
         return hidden
 

@@ -28,6 +28,11 @@ def _multiplies_bfloat16() -> bool:
     return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 
 
+def matrices_in(dtype: str, device: torch.device) -> torch.dtype:
+    """What a sampler's copy of the matrices is kept in: it multiplies as the passes do."""
+    return torch.bfloat16 if arithmetic(dtype, device) == "bfloat16" else torch.float32
+
+
 def passes_in(dtype: str, device: torch.device) -> AbstractContextManager[Any]:
     """The context a forward pass runs in."""
     if arithmetic(dtype, device) == "float32":
