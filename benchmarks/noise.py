@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rookworld import update
+from rookworld import credit, passes, update
 from rookworld.commands.training import read_rows
 from rookworld.rollout import Collected
 from rookworld.settings import TrainSettings
@@ -47,26 +47,26 @@ def main(model: str, batches: int, batch_size: int) -> None:
     for _ in range(batches):
         collected = gather(state, settings, None, Clock(device))
         state.step += 1
-        for credit in CREDITS:
-            found[credit].append(gradients(state, collected, replace(settings, credit=credit)))
+        for paid in CREDITS:
+            found[paid].append(gradients(state, collected, replace(settings, credit=paid)))
     weights = dict(state.learner.model.named_parameters())
     print(f"{batches} batches of {batch_size} prompts × {settings.k_samples} answers")
     for part, belongs in PARTS.items():
         names = [name for name, weight in weights.items() if belongs(name, weight)]
-        for credit in CREDITS:
-            flat = [torch.cat([one[name].flatten() for name in names]) for one in found[credit]]
+        for paid in CREDITS:
+            flat = [torch.cat([one[name].flatten() for name in names]) for one in found[paid]]
             pairs = combinations(flat, 2)
             agreement = fmean(float(torch.cosine_similarity(a, b, dim=0)) for a, b in pairs)
             norm = fmean(float(one.norm()) for one in flat)
-            print(f"{part:16} {credit:6} norm {norm:.3f} agreement {agreement:+.4f}")
+            print(f"{part:16} {paid:6} norm {norm:.3f} agreement {agreement:+.4f}")
 
 
 def gradients(state: State, collected: Collected, settings: TrainSettings) -> dict[str, Tensor]:
     """The policy's part of one step's gradient, by the weights' names."""
     learner = state.learner
     learner.model.zero_grad(set_to_none=True)
-    micros = update.prepare(collected.groups, learner, settings, state.tokenizer.eos)
-    update.set_advantages(micros, learner, settings, state.running, None, 0.0)
+    micros = passes.prepare(collected.groups, learner, settings, state.tokenizer.eos)
+    credit.set_advantages(micros, learner, settings, state.running, None, 0.0)
     totals = update.totals_of(micros, max(micro.pack.width for micro in micros))
     assert totals is not None
     update.gradient(micros, learner, totals, settings, 0.0)

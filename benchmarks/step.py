@@ -17,7 +17,7 @@ from statistics import median
 
 import torch
 
-from rookworld import update
+from rookworld import passes, update
 from rookworld.data.sources import load_rows
 from rookworld.distributed import start
 from rookworld.model.gpt2 import GPT2, GPT2Config
@@ -80,7 +80,7 @@ def measured_alone(
     rules = reward_rules(settings)
     drawn = sampling(settings, state.tokenizer)["P"]
     prompts = [group.prompt.ids for group in groups]
-    micros = update.prepare(groups, state.learner, settings, state.tokenizer.eos)
+    micros = passes.prepare(groups, state.learner, settings, state.tokenizer.eos)
     for micro in micros:
         micro.advantages = torch.zeros(micro.pack.count, device=micro.old_logp.device)
     totals = update.totals_of(micros, drawn.max_new_tokens)
@@ -97,15 +97,15 @@ def measured_alone(
             for text, done in zip(group.texts, group.finished, strict=True):
                 judge_answer(_row(group), text, done, rules, None, 1.0)
 
-    def passes() -> None:
-        update.prepare(groups, state.learner, settings, state.tokenizer.eos)
+    def learn() -> None:
+        passes.prepare(groups, state.learner, settings, state.tokenizer.eos)
         update.gradient(micros, state.learner, totals, settings, 0.02)
         state.learner.model.zero_grad(set_to_none=True)
 
     named: dict[str, Callable[[], None]] = {
         "sample": decode,
         "score": score,
-        "update": passes,
+        "update": learn,
     }
     return {name: _seconds(run) for name, run in named.items()}
 

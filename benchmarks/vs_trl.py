@@ -51,6 +51,7 @@ GPT2_124M = {"vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer":
 TIMEOUT_S = 600
 GO = "step\n"
 LR, KL_COEF = 1e-5, 0.02
+PARTS = ("sample", "score", "update")
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,8 @@ def compared(case: Case, suffix: str) -> Numbers:
             f"  {side:4} {step[side]:7.3f} s a step, {case.samples / step[side]:8.1f} samples/s, "
             f"peak {memory[side]:7.0f} MB, {found[side]['tokens']:.1f} tokens an answer"
         )
+    where = ", ".join(f"{name} {found['ours'][name]:.3f} s" for name in PARTS)
+    print(f"  of ours: {where}")
     numbers = {
         f"samples_per_s{suffix}": case.samples / step["ours"],
         f"grpo_step_s{suffix}": step["ours"],
@@ -150,8 +153,8 @@ def in_turns(sides: Sequence[str], case: Case) -> dict[str, Numbers]:
             for side, child in children.items():
                 steps[side].append(child.step())
     return {
-        side: {
-            "step_s": min(one["step_s"] for one in taken[1:]),
+        side: min(taken[1:], key=lambda one: one["step_s"])
+        | {
             "tokens": fmean(one["tokens"] for one in taken[1:]),
             "peak_mb": taken[-1]["peak_mb"],
         }
@@ -198,10 +201,10 @@ def await_turn() -> None:
         raise SystemExit
 
 
-def tell(seconds: float, tokens: float, device: torch.device) -> None:
-    """In a child: say what a step took."""
+def tell(seconds: float, tokens: float, device: torch.device, parts: Numbers | None = None) -> None:
+    """In a child: say what a step took, and what of it where."""
     found = {"step_s": seconds, "tokens": tokens, "peak_mb": peak_memory_mb(device)}
-    print(json.dumps(found), flush=True)
+    print(json.dumps(found | (parts or {})), flush=True)
 
 
 # --- the two sides ------------------------------------------------------------------------------
@@ -225,7 +228,7 @@ def our_settings(case: Case) -> TrainSettings:
         kl_coef=KL_COEF,
         device=case.device,
         dtype=case.dtype,
-        micro_tokens=131_072 if case.device == "cuda" else 16_384,
+        micro_tokens=4_096 if case.device == "cuda" else 16_384,
     )
 
 
@@ -237,7 +240,8 @@ def ours(case: Case) -> None:
         clock = Clock(device)
         collected = gather(state, settings, None, clock)
         metrics, _ = learn(state, collected, settings, clock)
-        tell(metrics["time/step_s"], metrics["tokens/mean_length"], device)
+        parts = {name: metrics[f"time/{name}_s"] for name in PARTS}
+        tell(metrics["time/step_s"], metrics["tokens/mean_length"], device, parts)
         state.step += 1
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rookworld import distributed, evaluate, update
+from rookworld import credit, distributed, evaluate, passes, update
 from rookworld import train as loop
 from rookworld.commands import judging
 from rookworld.commands.training import Recorder, measure, read_rows, read_settings
@@ -128,9 +128,14 @@ def watch_rules(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
         monkeypatch.setattr(owner, name, watched)
 
-    names = ("AdvantageSettings", "LossSettings", "Draw", "gae", "token_stats", "micro_packs")
-    for name in (*names, "field_advantages"):
-        spy(update, name)
+    owners: dict[Any, tuple[str, ...]] = {
+        credit: ("AdvantageSettings", "gae", "field_advantages"),
+        passes: ("Draw", "token_stats", "micro_packs"),
+        update: ("LossSettings",),
+    }
+    for owner, names in owners.items():
+        for name in names:
+            spy(owner, name)
     return seen
 
 
@@ -160,8 +165,8 @@ def first_step(flags: str, model: Path) -> tuple[State, TrainSettings]:
     settings = read_settings(args, "rookworld train")
     state = new_state(settings, tiny_rows(), torch.device("cpu"))
     collected = gather(state, settings, None, Clock(torch.device("cpu")))
-    micros = update.prepare(collected.groups, state.learner, settings, state.tokenizer.eos)
-    update.set_advantages(micros, state.learner, settings, state.running, None, 0.1)
+    micros = passes.prepare(collected.groups, state.learner, settings, state.tokenizer.eos)
+    credit.set_advantages(micros, state.learner, settings, state.running, None, 0.1)
     totals = update.totals_of(micros, 8)
     assert totals is not None
     update.gradient(micros, state.learner, totals, settings, 0.1)

@@ -18,7 +18,7 @@ from rookworld.model.distribution import entropy_of, log_probs_under
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.noise import fold, row_keys, signed, waiting_times
 from rookworld.model.sampling import Sampler, Samples, Sampling, sample
-from rookworld.model.stepper import Eager, Kernels, advance_torch, roomy
+from rookworld.model.stepper import Eager, Kernels, _Kept, advance_torch, roomy
 
 VOCABULARY, NEVER = 61, -1
 GREEDY = Sampling(temperature=0.0, max_new_tokens=12)
@@ -456,3 +456,11 @@ def test_cuda_graphs_see_an_update(model: GPT2, dtype: torch.dtype) -> None:
     fresh = Sampler(device, dtype=dtype).sample(MIXED, settings=WARM, eos=NEVER, seed=0)
     assert not torch.equal(before.logp, after.logp)
     torch.testing.assert_close(after.logp, fresh.logp)
+
+
+def test_what_was_made_is_kept_within_its_budget() -> None:
+    made: list[int] = []
+    kept = _Kept(lambda shape, *_: made.append(shape.groups), lambda shape: shape.groups, 10)
+    for groups in (4, 3, 4, 3, 2, 4, 5, 4, 3, 20):
+        kept[Shape(groups, 1, 1, 1), False, False]
+    assert made == [4, 3, 2, 5, 3, 20]

@@ -12,17 +12,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rookworld import update
+from rookworld import credit, passes, update
 from rookworld.grpo.advantages import RunningMeans, gae
 from rookworld.grpo.loss import LOSSES
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
+from rookworld.passes import Learner, Micro
 from rookworld.rollout import Group, Promises, Prompt, Prompts, pack
 from rookworld.settings import TrainSettings
 from rookworld.tasks.reward import RunningNorm
 from rookworld.tasks.task import Verdict
 from rookworld.trainer_state import new_value_head
-from rookworld.update import Gradient, Learner, Micro
+from rookworld.update import Gradient
 from tiny_training import relative, tiny_rows, tiny_settings
 
 pytestmark = pytest.mark.usefixtures("single_thread")
@@ -97,8 +98,8 @@ def computed(
         learner = replace(learner, value_head=None)
     for parameter in learner.parameters():
         parameter.grad = None
-    micros = update.prepare(groups, learner, settings, eos=0)
-    update.set_advantages(micros, learner, settings, RunningMeans(), None, KL_COEF)
+    micros = passes.prepare(groups, learner, settings, eos=0)
+    credit.set_advantages(micros, learner, settings, RunningMeans(), None, KL_COEF)
     totals = update.totals_of(micros, longest=20)
     assert totals is not None
     found = update.gradient(micros, learner, totals, settings, KL_COEF)
@@ -143,7 +144,7 @@ def plain_pass(
     ids = torch.tensor([[*group.prompt.ids, *group.tokens[i, :length].tolist()]])
     states = learner.model(ids)[0, head - 1 : -1]
     reference = learner.reference(ids)[0, head - 1 : -1]
-    temperature, _ = update.sampling_of(group.prompt.letter, settings)
+    temperature, _ = passes.sampling_of(group.prompt.letter, settings)
     drawn = (learner.model.logits(states) / temperature).log_softmax(-1)
     logp = drawn.gather(-1, group.tokens[i, :length, None])[:, 0]
     policy = learner.model.logits(states).log_softmax(-1)
@@ -264,12 +265,12 @@ def test_answers_beyond_the_cap_are_left_out_of_loss_and_count(
     assert totals is not None
     assert totals.sequences == 5
     assert totals.tokens == sum(int(micro.mask().sum()) for micro in micros)
-    none = update.prepare(groups, learner, settings_of(tmp_path, kl_collect_cap=1e-9), eos=0)
+    none = passes.prepare(groups, learner, settings_of(tmp_path, kl_collect_cap=1e-9), eos=0)
     assert update.totals_of(none, longest=20) is None
 
 
 def cap_distances(micro: Micro, learner: Learner, settings: TrainSettings) -> list[float]:
-    x = micro.old_logp - update.reference_logp(micro, learner, settings)
+    x = micro.old_logp - passes.reference_logp(micro, learner, settings)
     grid = micro.pack.grid((-x).exp() - 1 + x)
     lengths = torch.cat([group.lengths for group in micro.groups])
     return [float(value) for value in grid.sum(-1) / lengths]
@@ -279,11 +280,11 @@ def test_k1_takes_the_summed_log_ratio_off_the_reward(
     learner: Learner, groups: list[Group], tmp_path: Path
 ) -> None:
     settings = settings_of(tmp_path, kl_type="k1_reward")
-    micros = update.prepare(groups, learner, settings, eos=0)
+    micros = passes.prepare(groups, learner, settings, eos=0)
     for micro in micros:
-        plain = update.answer_rewards(micro, learner, settings, None, 0.0)
-        less = update.answer_rewards(micro, learner, settings, None, 0.5)
-        x = micro.pack.grid(micro.old_logp - update.reference_logp(micro, learner, settings))
+        plain = credit.answer_rewards(micro, learner, settings, None, 0.0)
+        less = credit.answer_rewards(micro, learner, settings, None, 0.5)
+        x = micro.pack.grid(micro.old_logp - passes.reference_logp(micro, learner, settings))
         assert torch.allclose(plain - less, 0.5 * x.sum(-1).view_as(plain).double())
 
 
@@ -293,8 +294,8 @@ def test_normalised_rewards_are_on_the_running_scale(
     settings = settings_of(tmp_path, reward_norm=True)
     norm = RunningNorm()
     norm.update([0.0, 2.0])
-    (micro, *_) = update.prepare(groups, learner, settings, eos=0)
-    found = update.answer_rewards(micro, learner, settings, norm, 0.0)
+    (micro, *_) = passes.prepare(groups, learner, settings, eos=0)
+    found = credit.answer_rewards(micro, learner, settings, norm, 0.0)
     assert found[0].tolist() == pytest.approx([r - 1.0 for r in micro.groups[0].rewards])
 
 
@@ -303,8 +304,8 @@ def test_large_vocabularies_are_scored_in_chunks_with_the_same_gradient(
 ) -> None:
     settings = settings_of(tmp_path)
     _, expected, _ = computed(groups, learner, settings)
-    monkeypatch.setattr(update, "CHUNK_VOCABULARY", 1)
-    monkeypatch.setattr(update, "CHUNK_ROWS", 7)
+    monkeypatch.setattr(passes, "CHUNK_VOCABULARY", 1)
+    monkeypatch.setattr(passes, "CHUNK_ROWS", 7)
     _, found, _ = computed(groups, learner, settings)
     assert relative(found, expected) < 1e-6
 

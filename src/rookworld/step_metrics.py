@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from rookworld import distributed
+from rookworld.passes import Micro
 from rookworld.rollout import LETTERS, Collected, Group
 from rookworld.settings import TrainSettings
 from rookworld.tasks.task import PolicyRow
 from rookworld.trainer_state import State
-from rookworld.update import Gradient, Micro
+from rookworld.update import Gradient
 
 Metrics = dict[str, float]
 

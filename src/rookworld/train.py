@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from rookworld import distributed, sharding, update
+from rookworld import credit, distributed, passes, sharding, update
 from rookworld.checkpoint import (
     drop_after,
     last_sound,
@@ -35,6 +35,7 @@ from rookworld.interruption import interruptible
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.precision import arithmetic, matrices_in
 from rookworld.model.tokenizer import Tokenizer
+from rookworld.passes import Micro
 from rookworld.rollout import Collected, Collector, Group, collect
 from rookworld.runs import Run, origin, write_json
 from rookworld.settings import TrainSettings
@@ -60,7 +61,7 @@ from rookworld.trainer_state import (
     sampling,
     save,
 )
-from rookworld.update import Gradient, Micro
+from rookworld.update import Gradient
 
 REFERENCE_PATIENCE = 20
 """Steps that KL must stay above --ref-reset-kl before the reference is reset."""
@@ -200,8 +201,8 @@ def prepared(
 ) -> tuple[list[Micro], StepTotals | None]:
     """Packs with their advantages, and what they are averaged over (None: no group is left)."""
     norm = state.norm if settings.reward_norm else None
-    micros = update.prepare(collected.groups, state.learner, settings, state.tokenizer.eos)
-    update.set_advantages(micros, state.learner, settings, state.running, norm, kl_coef)
+    micros = passes.prepare(collected.groups, state.learner, settings, state.tokenizer.eos)
+    credit.set_advantages(micros, state.learner, settings, state.running, norm, kl_coef)
     if norm is not None:
         norm.update(all_rewards(collected.groups))
     longest = max(s.max_new_tokens for s in sampling(settings, state.tokenizer).values())

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rookworld import distributed, sharding, update
+from rookworld import distributed, passes, sharding
 from rookworld.answers import NEW_TOKENS
 from rookworld.checkpoint import (
     Checkpoint,
@@ -39,12 +39,12 @@ from rookworld.model.gpt2 import GPT2
 from rookworld.model.sampling import Sampling
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder
+from rookworld.passes import Learner
 from rookworld.rollout import LETTERS, Prompts
 from rookworld.runs import Run, read_lines, write_text
 from rookworld.settings import TrainSettings
 from rookworld.tasks.reward import RewardRules, RunningNorm
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
-from rookworld.update import Learner
 
 log = logging.getLogger(__name__)
 
@@ -223,7 +223,7 @@ def sampling(settings: TrainSettings, tokenizer: Tokenizer) -> dict[str, Samplin
     """How each task is sampled."""
     made = {}
     for letter in LETTERS:
-        temperature, top_p = update.sampling_of(letter, settings)
+        temperature, top_p = passes.sampling_of(letter, settings)
         longest = settings.max_new_tokens or NEW_TOKENS[tokenizer.style][letter]
         made[letter] = Sampling(
             temperature=temperature, top_k=settings.top_k, top_p=top_p, max_new_tokens=longest

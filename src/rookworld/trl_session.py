@@ -40,6 +40,7 @@ from rookworld.model.gpt2 import GPT2
 from rookworld.model.precision import passes_in
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
+from rookworld.passes import CHUNK_ROWS, CHUNK_VOCABULARY
 from rookworld.rollout import Collected, Group, Prompt, judge_answer
 from rookworld.runs import Run, origin, read_lines, write_json
 from rookworld.settings import TrainSettings
@@ -62,7 +63,6 @@ from rookworld.trainer_state import (
     reward_rules,
     sampling,
 )
-from rookworld.update import CHUNK_ROWS, CHUNK_VOCABULARY
 
 MOMENTS, REFERENCE = "trl.optimizer", "trl.reference"
 """Names in a checkpoint; the native loop has others, so neither resumes from the other's."""

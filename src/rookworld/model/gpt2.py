@@ -78,14 +78,14 @@ def branched(lengths: Tensor, head: int, tail: int) -> Attend:
         answers = (groups, heads, -1, tail, size)
         # split, not slices: each slice's gradient would be a tensor of zeros of the whole's size
         (q, q_own), (k, k_own), (v, v_own) = (
-            x.split((head, tokens - head), 2) for x in (query, key, value)
+            torch.split(x, [head, tokens - head], 2) for x in (query, key, value)
         )
         prompt = causal_in_float32(q, k, v)
         asked = q_own * (1 / math.sqrt(size))
         own = asked.reshape(answers) @ k_own.reshape(answers).transpose(-1, -2) + later
         shared = asked @ k.transpose(-1, -2) + bias[:, None, None]
         scores = torch.cat([shared.view(*own.shape[:-1], head), own], -1)
-        p, p_own = scores.softmax(-1).to(value.dtype).split((head, tail), -1)
+        p, p_own = torch.split(scores.softmax(-1).to(value.dtype), [head, tail], -1)
         seen = p.flatten(2, 3) @ v + (p_own @ v_own.reshape(answers)).flatten(2, 3)
         return torch.cat([prompt, seen], 2)
 

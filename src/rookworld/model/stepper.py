@@ -20,7 +20,10 @@ from .decoder import Weights
 Kernels = Literal["torch", "triton"]
 
 BATCHES_KEPT = 6
-"""Batches whose buffers and graph stay allocated for a later call of the same shape."""
+"""Batches whose buffers stay allocated for a later call of the same shape."""
+GRAPHS_KEPT = 2 << 30
+"""Bytes of captured batches' buffers that stay: answers that end one by one meet many shapes, and
+capturing one again costs as much as dozens of its steps."""
 
 
 Key = tuple[Shape, bool, bool]
@@ -31,15 +34,18 @@ T = TypeVar("T")
 
 
 class _Kept(Generic[T]):
-    """What was made for the last few keys; the least recently used is given up first."""
+    """What was made for the last keys, within a budget; the least recently used goes first."""
 
-    def __init__(self, make: Callable[[Shape, bool, bool], T]) -> None:
-        self.make = make
+    def __init__(
+        self, make: Callable[[Shape, bool, bool], T], cost: Callable[[Shape], int], budget: int
+    ) -> None:
+        self.make, self.cost, self.budget = make, cost, budget
         self.values: OrderedDict[Key, T] = OrderedDict()
 
     def __getitem__(self, key: Key) -> T:
         if key not in self.values:
-            while len(self.values) >= BATCHES_KEPT:
+            room = self.budget - self.cost(key[0])
+            while self.values and sum(self.cost(shape) for shape, *_ in self.values) > room:
                 self.values.popitem(last=False)
             self.values[key] = self.make(*key)
         self.values.move_to_end(key)
@@ -70,7 +76,7 @@ class Eager:
         self.look_every = 1 if weights.device.type == "cpu" else 8
         keep_freed_pages()
         # Buffers are kept because fresh pages cost a tenth of a short decode.
-        self.batches = _Kept(lambda *key: Batch(weights, *key))
+        self.batches = _Kept(lambda *key: Batch(weights, *key), lambda _: 1, BATCHES_KEPT)
 
     def batch(self, shape: Shape, truncated: bool, random: bool) -> Batch:
         batch = self.batches[shape, truncated, random]
@@ -103,7 +109,7 @@ class Graphed:
         if compiled:
             self.advance = torch.compile(self.advance, dynamic=False, fullgraph=True)
         self.pool = torch.cuda.graph_pool_handle()
-        self.captured = _Kept(self._capture)
+        self.captured = _Kept(self._capture, self._bytes, GRAPHS_KEPT)
 
     def batch(self, shape: Shape, truncated: bool, random: bool) -> Batch:
         return self.captured[roomy(shape), truncated, random][0]
@@ -111,6 +117,11 @@ class Graphed:
     def step(self, batch: Batch, slot: int, mask: Mask | None) -> None:
         rules = batch.rows.rules
         self.captured[batch.shape, rules.truncated, rules.random][1].replay()
+
+    def _bytes(self, shape: Shape) -> int:
+        """Of a batch's keys and values."""
+        config, slots = self.weights.config, shape.groups * shape.prefix + shape.rows * shape.new
+        return 2 * slots * config.n_layer * config.n_embd * self.weights.dtype.itemsize
 
     def _capture(
         self, shape: Shape, truncated: bool, random: bool

@@ -1,0 +1,186 @@
+"""The forward passes of a step: groups packed, and what policy and reference say of them.
+
+Laws: every prompt is computed once (shared prefix); logits exist only where a token was sampled;
+what a pass finds does not depend on how the step was cut into packs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rookworld import sharding
+from rookworld.grpo.kl import EXACT, Draw, TokenStats, k3, token_stats
+from rookworld.model.gpt2 import GPT2
+from rookworld.model.precision import passes_in
+from rookworld.rollout import LETTERS, Group, Pack, micro_packs, pack
+from rookworld.settings import TrainSettings
+
+CHUNK_VOCABULARY = 8_192
+"""Vocabularies from this size on have their scores computed in chunks of rows."""
+CHUNK_ROWS = 512
+"""Six tensors of so many rows live at once: 0.6 GB with GPT-2's vocabulary."""
+
+
+@dataclass
+class Learner:
+    """The models a gradient is computed with."""
+
+    model: GPT2
+    reference: GPT2
+    value_head: nn.Linear | None = None
+    gathered: GPT2 | None = None
+    """The policy's whole weights, where `model` has only this rank's share of them."""
+
+    @property
+    def whole(self) -> GPT2:
+        """The policy to sample from, to evaluate and to save."""
+        return self.model if self.gathered is None else self.gathered
+
+    def refresh(self) -> None:
+        """Let `whole` follow an update."""
+        if self.gathered is not None:
+            sharding.gather(self.model, self.gathered)
+
+    def parameters(self) -> list[nn.Parameter]:
+        own = [p for p in self.model.parameters() if p.requires_grad]
+        return own if self.value_head is None else [*own, *self.value_head.parameters()]
+
+    @property
+    def chunk(self) -> int:
+        return CHUNK_ROWS if self.model.config.vocab_size >= CHUNK_VOCABULARY else 0
+
+
+@dataclass
+class Micro:
+    """One pack with everything the loss needs beside the policy's own pass."""
+
+    pack: Pack
+    groups: list[Group]
+    draw: Draw
+    old_logp: Tensor
+    """[rows] recorded while sampling."""
+    ref_hidden: Tensor
+    """[rows, width] the reference's states, on the reference's device."""
+    kept: Tensor
+    """[answers] false for samples beyond the KL cap."""
+    advantages: Tensor | None = None
+    """[answers] or [answers, tokens]."""
+    returns: Tensor | None = None
+
+    def mask(self) -> Tensor:
+        """[answers, tokens] true on the sampled tokens that count."""
+        sampled = self.pack.grid(torch.ones_like(self.old_logp)).bool()
+        return sampled & self.kept[:, None]
+
+
+def prepare(
+    groups: Sequence[Group], learner: Learner, settings: TrainSettings, eos: int
+) -> list[Micro]:
+    """Packs of this rank's groups, with the reference's pass over each."""
+    micros = []
+    packs = micro_packs(groups, settings.micro_tokens)
+    missing = sharding.missing_passes(learner.reference, len(packs))
+    for chosen in packs:
+        packed = pack(chosen, eos)
+        width = packed.width
+        recorded = torch.cat([widened(group.logp, width) for group in chosen])
+        old = recorded[packed.sequences, packed.places]
+        kept = torch.ones(packed.count, dtype=torch.bool, device=old.device)
+        micro = Micro(packed, chosen, draw_of(packed, chosen, settings), old, old, kept)
+        micro.ref_hidden = reference_pass(packed, learner.reference, settings)
+        if settings.kl_collect_cap > 0:
+            micro.kept = within_cap(micro, learner, settings)
+        micros.append(micro)
+    sharding.idle_passes(learner.reference, missing)
+    return micros
+
+
+def widened(logp: Tensor, width: int) -> Tensor:
+    return torch.nn.functional.pad(logp, (0, width - logp.shape[1]))
+
+
+def draw_of(packed: Pack, groups: Sequence[Group], settings: TrainSettings) -> Draw:
+    """The distribution each row was sampled from; plain numbers where all tasks share them."""
+    by_task = [sampling_of(letter, settings) for letter in LETTERS]
+    used = {by_task[group.prompt.task] for group in groups}
+    if len(used) == 1:
+        temperature, top_p = used.pop()
+        return Draw(temperature=temperature, top_k=settings.top_k, top_p=top_p)
+    k = len(groups[0].lengths)
+    tasks = torch.tensor([group.prompt.task for group in groups], device=packed.ids.device)
+    table = torch.tensor(by_task, device=packed.ids.device)[tasks[packed.sequences // k]]
+    return Draw(temperature=table[:, 0], top_k=settings.top_k, top_p=table[:, 1])
+
+
+def sampling_of(letter: str, settings: TrainSettings) -> tuple[float, float]:
+    """(temperature, top-p) of a task."""
+    own = (
+        (settings.p_temperature, settings.p_top_p)
+        if letter == "P"
+        else (settings.a_temperature, settings.a_top_p)
+    )
+    temperature = settings.temperature if own[0] is None else own[0]
+    return temperature, settings.top_p if own[1] is None else own[1]
+
+
+def states(packed: Pack, model: GPT2) -> Tensor:
+    """[rows, width] the hidden state that predicts each sampled token."""
+    hidden: Tensor = model(packed.ids, packed.positions, packed.attend, packed.sources)
+    return hidden
+
+
+@torch.no_grad()
+def reference_pass(packed: Pack, reference: GPT2, settings: TrainSettings) -> Tensor:
+    """The reference's states for each sampled token, wherever the reference lives."""
+    there = reference.device
+    moved: dict[str, Any] = {
+        name: value.to(there) if isinstance(value, Tensor) else value
+        for name, value in vars(packed).items()
+    }
+    with passes_in(settings.dtype, there):
+        return states(Pack(**moved), reference)
+
+
+def stats_of(micro: Micro, hidden: Tensor, learner: Learner, settings: TrainSettings) -> TokenStats:
+    kind = settings.kl_type if settings.kl_type in EXACT else "forward"
+    return token_stats(
+        hidden,
+        learner.model.lm_head.weight,
+        micro.pack.targets,
+        draw=micro.draw,
+        ref_hidden=micro.ref_hidden,
+        ref_head=learner.reference.lm_head.weight,
+        kind=kind,
+        chunk=learner.chunk,
+    )
+
+
+@torch.no_grad()
+def reference_logp(micro: Micro, learner: Learner, settings: TrainSettings) -> Tensor:
+    """[rows] the reference's log-probability of each sampled token, on the policy's device."""
+    there = learner.reference.device
+    temperature = micro.draw.temperature
+    if isinstance(temperature, Tensor):
+        temperature = temperature.to(there)
+    with passes_in(settings.dtype, there):
+        stats = token_stats(
+            micro.ref_hidden,
+            learner.reference.lm_head.weight,
+            micro.pack.targets.to(there),
+            draw=Draw(temperature=temperature),
+            chunk=learner.chunk,
+        )
+    return stats.logp.to(micro.old_logp.device)
+
+
+def within_cap(micro: Micro, learner: Learner, settings: TrainSettings) -> Tensor:
+    """[answers] whether the sampler stayed near the reference, by the mean of e^-x - 1 + x."""
+    distance = k3(micro.old_logp, reference_logp(micro, learner, settings))
+    grid = micro.pack.grid(distance)
+    count = micro.pack.grid(torch.ones_like(distance)).sum(-1)
+    return grid.sum(-1) / count <= settings.kl_collect_cap
