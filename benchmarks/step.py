@@ -23,10 +23,11 @@ from rookworld.distributed import start
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.sampling import sample
 from rookworld.model.weights import save_model
-from rookworld.rollout import Group, judge_answer
+from rookworld.rollout import Group
 from rookworld.settings import TrainSettings
 from rookworld.sources import pick_tokenizer
 from rookworld.step_metrics import Clock
+from rookworld.tasks.scoring import judge_answer
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
 from rookworld.train import gather, learn
 from rookworld.trainer_state import State, new_state, reward_rules, sampling

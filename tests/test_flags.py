@@ -19,7 +19,7 @@ from rookworld.errors import ConfigError
 from rookworld.runs import read_lines
 from rookworld.settings import TrainSettings
 from rookworld.step_metrics import Clock
-from rookworld.train import gather, lr_at, train
+from rookworld.train import gather, lr_at, scoring_workers, train
 from rookworld.trainer_state import (
     State,
     guard_settings,
@@ -83,10 +83,16 @@ REACHES: list[tuple[str, Callable[[TrainSettings], Any], Any]] = [
     ("--p-top-p 0.5", lambda s: [t.top_p for t in both(s)], [0.5, 1.0]),
     ("--a-top-p 0.5", lambda s: [t.top_p for t in both(s)], [1.0, 0.5]),
     ("--ref-device cpu", lambda s: reference_device(s, torch.device("meta")).type, "cpu"),
+    ("--score-workers 2", lambda s: workers_of(s), 2),
     ("--clip-range 0.05", lambda s: s.clip_range, 0.05),
     ("--clip-range-high 0.4", lambda s: s.clip_high, 0.4),
     ("--clip-range 0.1 --clip-range-high None", lambda s: s.clip_high, 0.1),
 ]
+
+
+def workers_of(settings: TrainSettings) -> int:
+    found = scoring_workers(settings, torch.device("cpu"))
+    return 0 if found is None else found.count
 
 
 def both(settings: TrainSettings) -> list[Any]:

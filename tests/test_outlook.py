@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from rookworld.grpo.advantages import AdvantageSettings, field_advantages
-from rookworld.model.sampling import Sampling
 from rookworld.model.tokenizer import Tokenizer
-from rookworld.rollout import Collector, Prompt
+from rookworld.rollout import promised
 from rookworld.tasks.environment import ENVIRONMENT, transition
 from rookworld.tasks.outlook import USUAL_ACCURACY, USUAL_CANDIDATES, USUAL_OVERLAP, outlooks
 from rookworld.tasks.policy import POLICY
@@ -96,13 +95,10 @@ def test_an_answer_that_never_came_so_far_neither_pays_nor_counts() -> None:
 
 def test_tokens_know_their_stage(tiny_folder: Path) -> None:
     tokenizer = Tokenizer.load(tiny_folder)
-    collector = Collector(None, tokenizer, {"P": Sampling()}, 2, 0, RULES, by_field=True)  # type: ignore[arg-type]
-    prompt = Prompt("P", ROW, (), 0)
     broken = " e2e4 d2d4"
     ids = [[*tokenizer.encode(text), tokenizer.eos] for text in (GOLD, broken)]
     padded = [row + [tokenizer.eos] * (len(ids[0]) - len(row)) for row in ids]
-    found = collector.promises(prompt, padded, [GOLD, broken], 1.0)
-    assert found is not None
+    found = promised(padded, [outlooks(ROW, text, RULES) for text in (GOLD, broken)], tokenizer)
     assert found.stages[0].tolist() == [0] + [1] * 5 + [2] * 8
     assert found.stages[1, :2].tolist() == [0, 1]
     assert found.worths[0].tolist() == worths(GOLD)
@@ -110,8 +106,7 @@ def test_tokens_know_their_stage(tiny_folder: Path) -> None:
     row = transition(START, "e2e4")
     gold = ENVIRONMENT.answer(row, "compact")
     ids = [[*tokenizer.encode(gold), tokenizer.eos]]
-    played = collector.promises(Prompt("A", row, (), 0), ids, [gold], 1.0)
-    assert played is not None
+    played = promised(ids, [outlooks(row, gold, RULES)], tokenizer)
     stages = played.stages[0].tolist()
     assert stages == sorted(stages) and 3 <= sum(stages) <= 8 and stages[-1] == 1
     assert " 0.001" in {text for text, held in zip_vocabulary(tokenizer, ".") if held}
@@ -119,9 +114,9 @@ def test_tokens_know_their_stage(tiny_folder: Path) -> None:
 
 def test_ids_that_the_tokenizer_does_not_know_promise_nothing(tiny_folder: Path) -> None:
     tokenizer = Tokenizer.load(tiny_folder)
-    collector = Collector(None, tokenizer, {"P": Sampling()}, 2, 0, RULES, by_field=True)  # type: ignore[arg-type]
-    found = collector.promises(Prompt("P", ROW, (), 0), [[tokenizer.vocab_size + 7] * 4], [""], 1.0)
-    assert found is not None and not found.stages.any()
+    unknown = [tokenizer.vocab_size + 7] * 4
+    found = promised([unknown], [outlooks(ROW, GOLD, RULES)], tokenizer)
+    assert not found.stages.any() and found.worths.isnan().all()
 
 
 def zip_vocabulary(tokenizer: Tokenizer, sign: str) -> list[tuple[str, bool]]:

@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rookworld import rollout
 from rookworld.data.rows import row_record
 from rookworld.estimates import Estimate
 from rookworld.evaluate import Evaluation
@@ -23,6 +22,7 @@ from rookworld.model.tokenizer import Tokenizer, chess_tokenizer
 from rookworld.model.weights import load_model, save_model
 from rookworld.runs import read_lines
 from rookworld.settings import TrainSettings
+from rookworld.tasks import scoring
 from rookworld.tasks.environment import transition
 from rookworld.tasks.notation import CASTLING, EN_PASSANT, EVALS, MOVES
 from rookworld.tasks.policy import POLICY
@@ -133,7 +133,7 @@ def judge_by(monkeypatch: pytest.MonkeyPatch, reward: Any) -> None:
     ) -> Verdict:
         return Verdict(reward(text), {"format": 1.0}, "")
 
-    monkeypatch.setattr(rollout, "judge_answer", verdict)
+    monkeypatch.setattr(scoring, "judge_answer", verdict)
 
 
 def share_of_low_moves(text: str) -> float:

@@ -22,12 +22,13 @@ from rookworld import distributed
 from rookworld.errors import DataError
 from rookworld.grpo.advantages import flat_groups, reward_tensor, valid_groups
 from rookworld.model.gpt2 import GPT2, Attend, branched, masked
-from rookworld.model.sampling import Sampling, sample
+from rookworld.model.sampling import ROWS_AT_ONCE, Sampling, sample
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.tasks.environment import ENVIRONMENT
-from rookworld.tasks.outlook import SIGNS, STAGES, outlooks
+from rookworld.tasks.outlook import SIGNS, STAGES, Outlook
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.reward import RewardRules
+from rookworld.tasks.scoring import Question, Scorer, Scores, Workers
 from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow, Verdict
 
 LETTERS = ("P", "A")
@@ -138,20 +139,6 @@ def prompt_text(row: PolicyRow | EnvironmentRow, tokenizer: Tokenizer) -> str:
     return ENVIRONMENT.prompt(row, tokenizer.style)
 
 
-def judge_answer(
-    row: PolicyRow | EnvironmentRow,
-    text: str,
-    finished: bool,
-    rules: RewardRules,
-    judge: Judge | None,
-    progress: float,
-) -> Verdict:
-    """The verdict on one answer, whichever the task."""
-    if isinstance(row, PolicyRow):
-        return POLICY.verify(row, text, rules, judge, progress, finished=finished)
-    return ENVIRONMENT.verify(row, text, rules, None, progress, finished=finished)
-
-
 @dataclass(frozen=True)
 class Collector:
     """How answers are collected: who samples, under which settings, and who judges."""
@@ -168,13 +155,34 @@ class Collector:
     """Also work out what each answer was worth while it was written."""
     dtype: torch.dtype | None = None
     """What the sampler's matrices are in; default: as the model's."""
+    workers: Workers | None = None
+    """Who scores a part of the answers while the next part is sampled; default: nobody else."""
     clock: Callable[[str], Any] = field(default=lambda name: None)
     """Called with "sample" when sampling ends, and with "score" when scoring does."""
 
     def groups(self, prompts: Sequence[Prompt], step: int, progress: float) -> list[Group]:
-        """Sampled and judged answers to each prompt."""
+        """Sampled and judged answers to each prompt, in the prompts' order."""
         if not prompts:
             return []
+        scorer = Scorer(self.rules, progress, self.by_field, self.judge)
+        order = sorted(range(len(prompts)), key=lambda place: len(prompts[place].ids))
+        most = len(order) if self.workers is None else max(1, ROWS_AT_ONCE // self.k)
+        begun = []
+        for at in range(0, len(order), most):
+            part = [prompts[place] for place in order[at : at + most]]
+            answers = self.sampled(part, step)
+            begun.append((answers, self.begin(scorer, part, answers)))
+        self.clock("sample")
+        groups = [
+            self.group(answer, scores)
+            for answers, scored in begun
+            for answer, scores in zip(answers, scored(), strict=True)
+        ]
+        self.clock("score")
+        return [group for _, group in sorted(zip(order, groups, strict=True), key=lambda x: x[0])]
+
+    def sampled(self, prompts: Sequence[Prompt], step: int) -> list[Answers]:
+        """K answers to each prompt, as tensors and as texts."""
         samples = sample(
             self.model,
             [prompt.ids for prompt in prompts],
@@ -189,67 +197,85 @@ class Collector:
         lengths = samples.lengths.tolist()
         ids = samples.tokens.tolist()
         finished = samples.finished.tolist()
-        self.clock("sample")
         texts = self.tokenizer.decode_batch(
             [row[:length] for row, length in zip(ids, lengths, strict=True)]
         )
-        if self.judge is not None:
-            rows = [prompt.row for prompt in prompts]
-            self.judge.prefetch([row for row in rows if isinstance(row, PolicyRow)])
-        groups = []
+        found = []
         for place, prompt in enumerate(prompts):
             mine = slice(place * self.k, (place + 1) * self.k)
             longest = max(lengths[mine])
-            answers = [row[:longest] for row in ids[mine]]
-            groups.append(
-                Group(
+            found.append(
+                Answers(
                     prompt,
                     samples.tokens[mine, :longest],
                     samples.lengths[mine],
                     samples.logp[mine, :longest],
                     samples.entropy[mine, :longest],
-                    tuple(finished[mine]),
-                    tuple(texts[mine]),
-                    self.verdicts(prompt, texts[mine], finished[mine], progress),
-                    self.promises(prompt, answers, texts[mine], progress),
+                    [row[:longest] for row in ids[mine]],
+                    Question(prompt.row, tuple(texts[mine]), tuple(finished[mine])),
                 )
             )
-        self.clock("score")
-        return groups
+        return found
 
-    def verdicts(
-        self, prompt: Prompt, texts: Sequence[str], finished: Sequence[bool], progress: float
-    ) -> tuple[Verdict, ...]:
-        """What one prompt's answers are worth."""
-        return tuple(
-            judge_answer(prompt.row, text, done, self.rules, self.judge, progress)
-            for text, done in zip(texts, finished, strict=True)
+    def begin(
+        self, scorer: Scorer, prompts: Sequence[Prompt], answers: Sequence[Answers]
+    ) -> Callable[[], list[Scores]]:
+        """Have answers scored by the workers, or by ourselves when asked for."""
+        if self.judge is not None:
+            rows = [prompt.row for prompt in prompts]
+            self.judge.prefetch([row for row in rows if isinstance(row, PolicyRow)])
+        questions = [one.question for one in answers]
+        # an engine is asked here: it cannot be handed to another process
+        if self.workers is not None and self.judge is None:
+            return self.workers.begin(scorer, questions)
+        return lambda: scorer.all(questions)
+
+    def group(self, answers: Answers, scores: Scores) -> Group:
+        return Group(
+            answers.prompt,
+            answers.tokens,
+            answers.lengths,
+            answers.logp,
+            answers.entropy,
+            answers.question.finished,
+            answers.question.texts,
+            scores.verdicts,
+            promised(answers.ids, scores.outlooks, self.tokenizer) if self.by_field else None,
         )
 
-    def promises(
-        self,
-        prompt: Prompt,
-        answers: Sequence[Sequence[int]],
-        texts: Sequence[str],
-        progress: float,
-    ) -> Promises | None:
-        """The outlooks of one prompt's answers, and the tokens from which they hold, if wanted."""
-        if not self.by_field:
-            return None
-        ids = np.array(answers)
-        worths = np.full((len(answers), STAGES - 1), np.nan)
-        stages = np.zeros(ids.shape, dtype=np.int64)
-        # a model may have more ids than the tokenizer has tokens: they hold nothing
-        known = np.minimum(ids, self.tokenizer.vocab_size)
-        tables = {sign: holding(self.tokenizer, sign)[known].cumsum(1) for sign in SIGNS}
-        for number, text in enumerate(texts):
-            found = outlooks(prompt.row, text, self.rules, self.judge, progress)
-            for stage, outlook in enumerate(found):
-                reached = tables[outlook.sign][number] >= outlook.nth
-                if reached.any():
-                    worths[number, stage] = outlook.worth
-                    stages[number, reached] = stage + 1
-        return Promises(torch.from_numpy(worths), torch.from_numpy(stages))
+
+@dataclass(frozen=True)
+class Answers:
+    """A prompt's K answers before they are judged; see `Group`."""
+
+    prompt: Prompt
+    tokens: Tensor
+    lengths: Tensor
+    logp: Tensor
+    entropy: Tensor
+    ids: list[list[int]]
+    question: Question
+
+
+def promised(
+    answers: Sequence[Sequence[int]],
+    found: Sequence[Sequence[Outlook]],
+    tokenizer: Tokenizer,
+) -> Promises:
+    """Outlooks of one prompt's answers, and the tokens from which they hold."""
+    ids = np.array(answers)
+    worths = np.full((len(answers), STAGES - 1), np.nan)
+    stages = np.zeros(ids.shape, dtype=np.int64)
+    # a model may have more ids than the tokenizer has tokens: they hold nothing
+    known = np.minimum(ids, tokenizer.vocab_size)
+    tables = {sign: holding(tokenizer, sign)[known].cumsum(1) for sign in SIGNS}
+    for number, outlooks in enumerate(found):
+        for stage, outlook in enumerate(outlooks):
+            reached = tables[outlook.sign][number] >= outlook.nth
+            if reached.any():
+                worths[number, stage] = outlook.worth
+                stages[number, reached] = stage + 1
+    return Promises(torch.from_numpy(worths), torch.from_numpy(stages))
 
 
 @lru_cache(maxsize=8)

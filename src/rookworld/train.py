@@ -10,6 +10,7 @@ kept from step to step in `trainer_state`.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,7 @@ from rookworld.step_metrics import (
     token_metrics,
     update_metrics,
 )
+from rookworld.tasks.scoring import Workers, workers
 from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow
 from rookworld.trainer_state import (
     EVENTS,
@@ -145,6 +147,7 @@ def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Cl
         judge,
         by_field=settings.credit == "fields" and not settings.gae,
         dtype=matrices_in(settings.dtype, state.learner.whole.device),
+        workers=scoring_workers(settings, state.learner.whole.device),
         clock=clock.mark,
     )
     progress = ramp(state.step, settings.reward_warmup_steps)
@@ -156,6 +159,14 @@ def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Cl
         progress,
         flat_tries=settings.flat_tries,
     )
+
+
+def scoring_workers(settings: TrainSettings, device: torch.device) -> Workers | None:
+    """Processes that score beside a GPU; on a CPU they would take the cores from the sampler."""
+    count = settings.score_workers
+    if count is None:
+        count = min(8, (os.cpu_count() or 2) // 2) if device.type == "cuda" else 0
+    return workers(count) if count > 0 else None
 
 
 def learn(

@@ -41,7 +41,7 @@ from rookworld.model.precision import passes_in
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.passes import CHUNK_ROWS, CHUNK_VOCABULARY
-from rookworld.rollout import Collected, Group, Prompt, judge_answer
+from rookworld.rollout import Collected, Group, Prompt
 from rookworld.runs import Run, origin, read_lines, write_json
 from rookworld.settings import TrainSettings
 from rookworld.step_metrics import (
@@ -52,6 +52,7 @@ from rookworld.step_metrics import (
     rollout_record,
     token_metrics,
 )
+from rookworld.tasks.scoring import judge_answer
 from rookworld.tasks.task import Judge, PolicyRow
 from rookworld.train import KL_AT_START, Evaluate, Hooks, due
 from rookworld.trainer_state import (

@@ -13,10 +13,7 @@ from __future__ import annotations
 import fcntl
 import json
 import multiprocessing
-import os
 import shutil
-import signal
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -27,6 +24,7 @@ from typing import Any
 
 from rookworld.data.files import write_text
 from rookworld.errors import DataError
+from rookworld.processes import end_with_parent, interrupts_held
 
 Record = dict[str, Any]
 MakeChunk = Callable[[int], list[Record]]
@@ -113,12 +111,12 @@ def _chunks_by_pool(
     ahead: list[tuple[int, Future[None] | None]] = []
     # Not `fork`: the caller may have threads (a progress bar), and the lock must not be inherited.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent)
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=end_with_parent)
     try:
         while True:
             running = {future for _, future in ahead if future and not future.done()}
             while len(running) < workers and (number := next(numbers, None)) is not None:
-                with _interrupts_held():  # a submit may start a worker, which inherits the mask
+                with interrupts_held():  # a submit may start a worker, which inherits the mask
                     future = None if folder.has(number) else pool.submit(_put, folder, number, make)
                 ahead.append((number, future))
                 running |= {future} if future else set()
@@ -144,32 +142,5 @@ def _chunks_by_pool(
     ) from broken
 
 
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Ctrl-C waits: a worker still importing would print a traceback of its own."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _put(folder: ChunkFolder, number: int, make: MakeChunk) -> None:
     folder.write(number, make(number))
-
-
-def _end_with_parent() -> None:
-    """A worker whose parent was killed would wait for work for ever."""
-    # Ctrl-C reaches the whole group: a worker ends at once, without a traceback of its own.
-    # Where it is ignored (a job in the background of a script) workers ignore it too.
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

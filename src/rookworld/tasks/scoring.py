@@ -1,0 +1,113 @@
+"""Answers scored by the group: here, or by processes beside this one while others are sampled.
+
+Law: where an answer is scored changes nothing but the time. Scoring 128 × 16 answers takes one core
+about as long as a GPU needs for all the rest of the step.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+from rookworld.processes import interrupts_held, serve_to_the_end
+from rookworld.tasks.environment import ENVIRONMENT
+from rookworld.tasks.outlook import Outlook, outlooks
+from rookworld.tasks.policy import POLICY
+from rookworld.tasks.reward import RewardRules
+from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow, Verdict
+
+AT_ONCE = 4
+"""Questions that a worker is handed together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One row's answers."""
+
+    row: PolicyRow | EnvironmentRow
+    texts: tuple[str, ...]
+    finished: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What they are worth, and (if asked for) what each promised on the way."""
+
+    verdicts: tuple[Verdict, ...]
+    outlooks: tuple[tuple[Outlook, ...], ...]
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """How answers are scored; whole when pickled unless the judge is a running engine."""
+
+    rules: RewardRules
+    progress: float = 1.0
+    by_field: bool = False
+    judge: Judge | None = None
+
+    def scores(self, question: Question) -> Scores:
+        row = question.row
+        verdicts = [
+            judge_answer(row, text, done, self.rules, self.judge, self.progress)
+            for text, done in zip(question.texts, question.finished, strict=True)
+        ]
+        promised = [
+            outlooks(row, text, self.rules, self.judge, self.progress) if self.by_field else ()
+            for text in question.texts
+        ]
+        return Scores(tuple(verdicts), tuple(promised))
+
+    def all(self, questions: Sequence[Question]) -> list[Scores]:
+        return [self.scores(question) for question in questions]
+
+
+def judge_answer(
+    row: PolicyRow | EnvironmentRow,
+    text: str,
+    finished: bool,
+    rules: RewardRules,
+    judge: Judge | None,
+    progress: float,
+) -> Verdict:
+    """The verdict on one answer, whichever the task."""
+    if isinstance(row, PolicyRow):
+        return POLICY.verify(row, text, rules, judge, progress, finished=finished)
+    return ENVIRONMENT.verify(row, text, rules, None, progress, finished=finished)
+
+
+class Workers:
+    """Processes that score. One that dies takes nothing with it: its answers are scored here."""
+
+    def __init__(self, count: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.count = count
+        self.pool = ProcessPoolExecutor(count, mp_context=context, initializer=serve_to_the_end)
+
+    def begin(self, scorer: Scorer, questions: Sequence[Question]) -> Callable[[], list[Scores]]:
+        """Start scoring; the function returned waits for the result."""
+        pieces = [questions[at : at + AT_ONCE] for at in range(0, len(questions), AT_ONCE)]
+        begun: list[Future[list[Scores]]] = []
+        try:
+            with interrupts_held():  # a submit may start a worker, which inherits the mask
+                begun = [self.pool.submit(scorer.all, piece) for piece in pieces]
+        except (BrokenProcessPool, RuntimeError):
+            return partial(scorer.all, questions)
+
+        def found() -> list[Scores]:
+            try:
+                return [scores for one in begun for scores in one.result()]
+            except BrokenProcessPool:
+                return scorer.all(questions)
+
+        return found
+
+
+@lru_cache(maxsize=1)
+def workers(count: int) -> Workers:
+    """The one set of workers, started when first asked for; it ends with the process."""
+    return Workers(count)

@@ -1,0 +1,92 @@
+"""Answers scored beside the sampler are the answers scored by it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rookworld import rollout
+from rookworld.model.sampling import Sampling
+from rookworld.model.tokenizer import Tokenizer
+from rookworld.model.weights import load_model
+from rookworld.rollout import Collector, Group, Prompts
+from rookworld.tasks.policy import POLICY
+from rookworld.tasks.reward import RewardRules
+from rookworld.tasks.scoring import Question, Scorer, Workers
+from rookworld.tasks.task import PolicyRow
+from tiny_training import tiny_rows
+
+ROWS = tiny_rows()
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Workers]:
+    workers = Workers(2)
+    yield workers
+    workers.pool.shutdown()
+
+
+def questions() -> list[Question]:
+    rows = [row for row in ROWS if isinstance(row, PolicyRow)]
+    gold = [POLICY.answer(row, "compact") for row in rows]
+    return [
+        Question(row, (text, "junk"), (True, True)) for row, text in zip(rows, gold, strict=True)
+    ]
+
+
+def test_workers_score_as_we_do(pool: Workers) -> None:
+    scorer, asked = Scorer(RewardRules(p_malformed=-0.7), 0.5, by_field=True), questions()
+    found = pool.begin(scorer, asked)()
+    assert found == scorer.all(asked)
+    assert {one.verdicts[1].total for one in found} == {-0.7}
+
+
+def test_what_dead_workers_leave_is_scored_here() -> None:
+    workers, scorer, asked = Workers(1), Scorer(RewardRules()), questions()
+    assert workers.begin(scorer, asked)() == scorer.all(asked)
+    for number in list(workers.pool._processes):
+        os.kill(number, signal.SIGKILL)
+    assert workers.begin(scorer, asked)() == scorer.all(asked)
+    assert workers.begin(scorer, asked)() == scorer.all(asked)
+
+
+def test_workers_survive_what_asks_their_parent_to_stop(pool: Workers) -> None:
+    scorer, asked = Scorer(RewardRules()), questions()
+    pool.begin(scorer, asked)()
+    for number in list(pool.pool._processes):
+        os.kill(number, signal.SIGINT)
+        os.kill(number, signal.SIGTERM)
+    assert pool.begin(scorer, asked)() == scorer.all(asked)
+    assert all(process.is_alive() for process in pool.pool._processes.values())
+
+
+def test_groups_do_not_depend_on_who_scores_them(
+    pool: Workers, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer = load_model(tiny_folder), Tokenizer.load(tiny_folder)
+    drawn = {"P": Sampling(max_new_tokens=6), "A": Sampling(max_new_tokens=9)}
+    alone = Collector(model, tokenizer, drawn, 3, 0, RewardRules(), by_field=True)
+    prompts = Prompts(ROWS, tokenizer, 0.5, seed=0).take(7)
+    monkeypatch.setattr(rollout, "ROWS_AT_ONCE", 6)  # two prompts a part
+    here = alone.groups(prompts, 1, 1.0)
+    there = replace(alone, workers=pool).groups(prompts, 1, 1.0)
+    assert [group.prompt for group in here] == prompts
+    for one, other in zip(here, there, strict=True):
+        assert same(one, other)
+
+
+def same(one: Group, other: Group) -> bool:
+    assert one.promises is not None and other.promises is not None
+    worths = torch.equal(one.promises.worths.nan_to_num(9), other.promises.worths.nan_to_num(9))
+    return (
+        (one.prompt, one.texts, one.verdicts) == (other.prompt, other.texts, other.verdicts)
+        and torch.equal(one.tokens, other.tokens)
+        and torch.equal(one.promises.stages, other.promises.stages)
+        and worths
+    )
