@@ -156,6 +156,11 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def local_world_size() -> int:
+    """Ranks on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def sum_over_ranks(values: Tensor) -> Tensor:
     """`values` summed over all ranks, in place."""
     if dist.is_initialized():

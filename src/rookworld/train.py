@@ -165,7 +165,8 @@ def scoring_workers(settings: TrainSettings, device: torch.device) -> Workers | 
     """Processes that score beside a GPU; on a CPU they would take the cores from the sampler."""
     count = settings.score_workers
     if count is None:
-        count = min(8, (os.cpu_count() or 2) // 2) if device.type == "cuda" else 0
+        cores = (os.cpu_count() or 1) // distributed.local_world_size()
+        count = min(8, cores // 2) if device.type == "cuda" else 0
     return workers(count) if count > 0 else None
 
 
