@@ -289,8 +289,8 @@ class TrainSettings(RewardWeights):
     nodes: int = 20_000
     """Stockfish's nodes a position."""
     score_workers: int | None = None
-    """Processes that score answers while the next are sampled; default: on CUDA half of a rank's
-    cores, at most 8, on the CPU none. An engine as --judge is always asked by the trainer itself."""
+    """Processes that score answers while the next are sampled; default: on CUDA half of the cores a
+    rank has, at most 8, on the CPU none. An engine as --judge is asked by the trainer itself."""
     recovery_lr_factor: float = 0.5
     """Learning-rate factor of every recovery."""
     max_consecutive_nans: int = 5
