@@ -54,6 +54,7 @@ def test_dashes_and_underscores_and_switches() -> None:
     [
         (["--slat", "1"], "did you mean '--salt'"),
         (["--salt", "much"], "--salt"),
+        (["--herbs", "dill", "--herbs", "thyme"], "--herbs is there 2 times"),
         (["--kind", "cake"], "'soup', 'stew'"),
         (["--preset", "ritch"], "did you mean 'rich'"),
         (["--preset"], "--preset needs a value"),

@@ -31,6 +31,7 @@ def parse(
     kind: type[Settings], args: Sequence[str], *, command: str, default: Settings | None = None
 ) -> Settings:
     """`args` as a `kind`, starting from `default`; `--help` prints and exits as usual."""
+    check_lists(kind, args)
     stderr = io.StringIO()
     try:
         with contextlib.redirect_stderr(stderr):
@@ -52,6 +53,15 @@ def parse(
     if unknown:
         raise ConfigError(_unknown_argument(kind, unknown[0], command))
     return parsed
+
+
+def check_lists(kind: type[Any], args: Sequence[str]) -> None:
+    """Refuse a list begun twice: the first would be forgotten. A number given twice is a change."""
+    for field in dataclasses.fields(kind):
+        flag = f"--{field.name.replace('_', '-')}"
+        given = sum(arg == flag or arg.startswith(f"{flag}=") for arg in args)
+        if given > 1 and str(field.type).startswith("tuple"):
+            raise ConfigError(f"{flag} is there {given} times: write all its values after one")
 
 
 def _first_paragraph(box: str) -> str:
