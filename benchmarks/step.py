@@ -21,6 +21,7 @@ from rookworld import passes, update
 from rookworld.data.sources import load_rows
 from rookworld.distributed import start
 from rookworld.model.gpt2 import GPT2, GPT2Config
+from rookworld.model.precision import matrices_in
 from rookworld.model.sampling import sample
 from rookworld.model.weights import save_model
 from rookworld.rollout import Group
@@ -87,10 +88,12 @@ def measured_alone(
     totals = update.totals_of(micros, drawn.max_new_tokens)
     assert totals is not None, "a step without tokens"
 
+    dtype = matrices_in(settings.dtype, state.learner.model.device)
+
     def decode() -> None:
         sample(
             state.learner.model, prompts, k=settings.k_samples, settings=drawn,
-            eos=state.tokenizer.eos, seed=1,
+            eos=state.tokenizer.eos, seed=1, dtype=dtype,
         )  # fmt: skip
 
     def score() -> None:

@@ -262,3 +262,11 @@ def test_a_model_that_never_had_the_format_cannot_lose_it() -> None:
     guard.check_eval(EvalHealth(step=0, reward=-0.1, format=0.10))
     ruling = guard.check_eval(EvalHealth(step=10, reward=-0.1, format=0.02))
     assert isinstance(ruling.decision, Continue)
+
+
+def test_steps_with_one_right_answer_neither_begin_nor_end_a_warning() -> None:
+    guard, low = Guard(GuardSettings()), replace(WELL, entropy=0.001)
+    sure = replace(WELL, entropy=0.0, open_ended=False)
+    rulings = [guard.check_step(health) for health in (WELL, sure, low, sure, low)]
+    assert [len(ruling.events) for ruling in rulings] == [0, 0, 1, 0, 0]
+    assert [ruling.sound for ruling in rulings] == [True, True, False, False, False]

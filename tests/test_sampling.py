@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rookworld.errors import ConfigError, ModelError
-from rookworld.model import decoder, sampling
+from rookworld.model import decoder, sampling, stepper
 from rookworld.model.batch import Batch, Mask, Shape
 from rookworld.model.decoder import Weights
 from rookworld.model.distribution import entropy_of, log_probs_under
@@ -458,9 +458,10 @@ def test_cuda_graphs_see_an_update(model: GPT2, dtype: torch.dtype) -> None:
     torch.testing.assert_close(after.logp, fresh.logp)
 
 
-def test_what_was_made_is_kept_within_its_budget() -> None:
+def test_a_few_are_kept_and_more_while_they_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stepper, "BATCHES_KEPT", 2)
     made: list[int] = []
     kept = _Kept(lambda shape, *_: made.append(shape.groups), lambda shape: shape.groups, 10)
-    for groups in (4, 3, 4, 3, 2, 4, 5, 4, 3, 20):
+    for groups in (4, 3, 4, 3, 2, 4, 5, 4, 3, 20, 3, 20, 30, 20, 3):
         kept[Shape(groups, 1, 1, 1), False, False]
-    assert made == [4, 3, 2, 5, 3, 20]
+    assert made == [4, 3, 2, 5, 3, 20, 30, 3]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -47,23 +49,71 @@ def test_workers_score_as_we_do(pool: Workers) -> None:
     assert {one.verdicts[1].total for one in found} == {-0.7}
 
 
-def test_what_dead_workers_leave_is_scored_here() -> None:
-    workers, scorer, asked = Workers(1), Scorer(RewardRules()), questions()
+LOSES_A_WORKER = """
+import os, signal, sys, warnings
+from rookworld.tasks.reward import RewardRules
+from rookworld.tasks.scoring import Scorer, Workers
+from test_scoring import questions
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    workers, scorer, asked = Workers(2), Scorer(RewardRules()), questions() * 8
     assert workers.begin(scorer, asked)() == scorer.all(asked)
-    for number in list(workers.pool._processes):
-        os.kill(number, signal.SIGKILL)
-    assert workers.begin(scorer, asked)() == scorer.all(asked)
-    assert workers.begin(scorer, asked)() == scorer.all(asked)
+    numbers = sorted(workers.pool._processes)
+    os.kill(numbers[int(sys.argv[1])], getattr(signal, sys.argv[2]))
+    for _ in range(3):
+        assert workers.begin(scorer, asked)() == scorer.all(asked)
+    assert not set(numbers) & set(workers.pool._processes), "the others were not replaced"
+    print("ended")
+"""
 
 
-def test_workers_survive_what_asks_their_parent_to_stop(pool: Workers) -> None:
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("killer", ["SIGKILL", "SIGTERM"])
+def test_a_lost_worker_costs_time_and_nothing_else(
+    tmp_path: Path, number: int, killer: str
+) -> None:
+    script = tmp_path / "lose.py"
+    script.write_text(LOSES_A_WORKER)
+    there = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    command = [sys.executable, str(script), str(number), killer]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=there)
+    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
+
+
+def test_workers_survive_the_interrupt_of_their_parent(pool: Workers) -> None:
     scorer, asked = Scorer(RewardRules()), questions()
     pool.begin(scorer, asked)()
-    for number in list(pool.pool._processes):
+    before = list(pool.pool._processes)
+    for number in before:
         os.kill(number, signal.SIGINT)
-        os.kill(number, signal.SIGTERM)
     assert pool.begin(scorer, asked)() == scorer.all(asked)
+    assert list(pool.pool._processes) == before
     assert all(process.is_alive() for process in pool.pool._processes.values())
+
+
+UNGUARDED = """
+from pathlib import Path
+from rookworld.errors import ConfigError
+from rookworld.processes import refuse_unguarded_scripts
+from rookworld.tasks.reward import RewardRules
+from rookworld.tasks.scoring import Scorer, Workers
+from test_scoring import questions
+
+refuse_unguarded_scripts()
+print("trains", flush=True)
+Workers(1).begin(Scorer(RewardRules()), questions())()
+"""
+
+
+def test_a_script_without_a_guard_trains_once(tmp_path: Path) -> None:
+    script = tmp_path / "unguarded.py"
+    script.write_text(UNGUARDED)
+    there = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=there)
+    assert done.stdout == "trains\n"
+    assert "if __name__ == '__main__'" in done.stderr
 
 
 def test_groups_do_not_depend_on_who_scores_them(

@@ -328,3 +328,13 @@ def test_key_biases_have_no_gradient_for_adam_to_blow_up(
         assert not key.any()
         assert query.any()
         assert value.any()
+
+
+def test_the_reference_may_live_elsewhere(
+    groups: list[Group], learner: Learner, tmp_path: Path
+) -> None:
+    settings = settings_of(tmp_path)
+    (packed, *_) = [micro.pack for micro in passes.prepare(groups, learner, settings, eos=0)]
+    there = passes.reference_pass(packed, copy.deepcopy(learner.reference).to("meta"), settings)
+    assert there.device.type == "meta" and len(there) == len(packed.targets)
+    assert packed.to(packed.ids.device) is packed

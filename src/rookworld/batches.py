@@ -24,7 +24,7 @@ from rookworld.model.tokenizer import Tokenizer
 from rookworld.packing import Packed, Symmetry
 from rookworld.settings import PretrainSettings
 
-WIDTH_STEP = 16
+WIDTH_STEP, START_STEP = 16, 8
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Micro:
     choices: Tensor
     shares: Tensor
     start: int
-    """The shortest prompt's length: no target lies before it."""
+    """At most the shortest prompt's length: no target lies before it."""
 
 
 def place(
@@ -204,7 +204,9 @@ def gather(
         for name, tensor in batch.items():
             parts.setdefault(name, []).append(tensor)
     joined = {name: torch.cat(tensors) for name, tensors in parts.items()}
-    return Micro(**joined, start=int(picks.prompts[chosen].min()))
+    # rounded, so that few shapes are compiled; tokens of a prompt are no targets
+    shortest = int(picks.prompts[chosen].min())
+    return Micro(**joined, start=max(1, shortest - shortest % START_STEP))
 
 
 def even_width(width: int, longest: int) -> int:

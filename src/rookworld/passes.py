@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -137,13 +136,8 @@ def states(packed: Pack, model: GPT2) -> Tensor:
 @torch.no_grad()
 def reference_pass(packed: Pack, reference: GPT2, settings: TrainSettings) -> Tensor:
     """The reference's states for each sampled token, wherever the reference lives."""
-    there = reference.device
-    moved: dict[str, Any] = {
-        name: value.to(there) if isinstance(value, Tensor) else value
-        for name, value in vars(packed).items()
-    }
-    with passes_in(settings.dtype, there):
-        return states(Pack(**moved), reference)
+    with passes_in(settings.dtype, reference.device):
+        return states(packed.to(reference.device), reference)
 
 
 def stats_of(micro: Micro, hidden: Tensor, learner: Learner, settings: TrainSettings) -> TokenStats:

@@ -177,7 +177,7 @@ def rate_factor(step: int, settings: PretrainSettings) -> float:
 
 
 def compiled(model: GPT2, settings: PretrainSettings, device: torch.device) -> GPT2:
-    """The model with its block compiled: every layer shares the code, so it is compiled once."""
+    """The model with its block compiled: layers share the code, and only the last computes less."""
     wanted = device.type == "cuda" if settings.compile is None else settings.compile
     if wanted:
         for block in model.h:

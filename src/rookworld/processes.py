@@ -9,6 +9,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rookworld.errors import ConfigError
+
+
+def refuse_unguarded_scripts() -> None:
+    """A script without a guard is run again by every worker it starts, and would train again."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigError(
+            "this script is being run again by a worker process: put what it does under "
+            "`if __name__ == '__main__':`"
+        )
+
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
@@ -30,10 +41,12 @@ def end_with_parent() -> None:
     outlive_nobody()
 
 
-def serve_to_the_end() -> None:
-    """For a worker whose parent ends its step after Ctrl-C: only the parent's end is its own."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+def outlive_interrupts() -> None:
+    """For a worker whose parent ends its step after Ctrl-C: it serves until the parent ends.
+
+    SIGTERM stays: it is what a pool that lost a worker ends the others by, and then waits for them.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     outlive_nobody()
 
 

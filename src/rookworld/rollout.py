@@ -9,8 +9,8 @@ data.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, fields
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -171,7 +171,7 @@ class Collector:
         for at in range(0, len(order), most):
             part = [prompts[place] for place in order[at : at + most]]
             answers = self.sampled(part, step)
-            begun.append((answers, self.begin(scorer, part, answers)))
+            begun.append((answers, self.begin(scorer, answers)))
         self.clock("sample")
         groups = [
             self.group(answer, scores)
@@ -217,18 +217,19 @@ class Collector:
             )
         return found
 
-    def begin(
-        self, scorer: Scorer, prompts: Sequence[Prompt], answers: Sequence[Answers]
-    ) -> Callable[[], list[Scores]]:
+    def begin(self, scorer: Scorer, answers: Sequence[Answers]) -> Callable[[], list[Scores]]:
         """Have answers scored by the workers, or by ourselves when asked for."""
-        if self.judge is not None:
-            rows = [prompt.row for prompt in prompts]
-            self.judge.prefetch([row for row in rows if isinstance(row, PolicyRow)])
-        questions = [one.question for one in answers]
-        # an engine is asked here: it cannot be handed to another process
-        if self.workers is not None and self.judge is None:
-            return self.workers.begin(scorer, questions)
-        return lambda: scorer.all(questions)
+        questions, judge = [one.question for one in answers], self.judge
+        if judge is None:
+            here = partial(scorer.all, questions)
+            return here if self.workers is None else self.workers.begin(scorer, questions)
+
+        def asked() -> list[Scores]:
+            # an engine cannot be handed to another process
+            judge.prefetch([q.row for q in questions if isinstance(q.row, PolicyRow)])
+            return scorer.all(questions)
+
+        return asked
 
     def group(self, answers: Answers, scores: Scores) -> Group:
         return Group(
@@ -349,8 +350,10 @@ class Pack:
     """[groups, tokens]."""
     positions: Tensor
     """[groups, tokens]: each answer's positions go on from the prompt's."""
-    attend: Attend
-    """Who may look where; see `branched`."""
+    heads: Tensor
+    """[groups] each prompt's tokens."""
+    head: int
+    """Tokens of the longest prompt."""
     sources: Tensor
     """[rows] for each sampled token, the flat place of the token that predicts it."""
     targets: Tensor
@@ -363,6 +366,23 @@ class Pack:
     """Answers in the pack (groups x K)."""
     width: int
     """Longest answer."""
+
+    @cached_property
+    def attend(self) -> Attend:
+        """Who may look where; made where the pack is."""
+        answers, tail = self.count // len(self.heads), self.width - 1
+        return shared_prefix(self.heads, self.head, answers, tail)
+
+    def to(self, device: torch.device) -> Pack:
+        """The pack on another device; itself on its own."""
+        if self.ids.device == device:
+            return self
+        moved: dict[str, Any] = {
+            field.name: value.to(device) if isinstance(value, Tensor) else value
+            for field in fields(self)
+            for value in (getattr(self, field.name),)
+        }
+        return Pack(**moved)
 
     def grid(self, rows: Tensor) -> Tensor:
         """Values per row as [answers, width], zero where nothing was sampled."""
@@ -399,7 +419,8 @@ def pack(groups: Sequence[Group], eos: int) -> Pack:
     return Pack(
         ids=ids,
         positions=positions,
-        attend=shared_prefix(heads, head, k, tail),
+        heads=heads,
+        head=head,
         sources=line * ids.shape[1] + before,
         targets=answers[line, answer, step],
         sequences=line * k + answer,

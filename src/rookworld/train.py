@@ -37,6 +37,7 @@ from rookworld.model.gpt2 import GPT2
 from rookworld.model.precision import arithmetic, matrices_in
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.passes import Micro
+from rookworld.processes import refuse_unguarded_scripts
 from rookworld.rollout import Collected, Collector, Group, collect
 from rookworld.runs import Run, origin, write_json
 from rookworld.settings import TrainSettings
@@ -50,6 +51,7 @@ from rookworld.step_metrics import (
     token_metrics,
     update_metrics,
 )
+from rookworld.tasks.engine import usable_cores
 from rookworld.tasks.scoring import Workers, workers
 from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow
 from rookworld.trainer_state import (
@@ -96,6 +98,7 @@ def train(
     hooks: Hooks | None = None,
 ) -> Path:
     """Train, writing a run folder; returns the folder of the final model."""
+    refuse_unguarded_scripts()
     hooks = hooks or Hooks()
     device = distributed.start(settings.device)
     run = Run(settings.out)
@@ -165,7 +168,7 @@ def scoring_workers(settings: TrainSettings, device: torch.device) -> Workers | 
     """Processes that score beside a GPU; on a CPU they would take the cores from the sampler."""
     count = settings.score_workers
     if count is None:
-        cores = (os.cpu_count() or 1) // distributed.local_world_size()
+        cores = min(usable_cores(), (os.cpu_count() or 1) // distributed.local_world_size())
         count = min(8, cores // 2) if device.type == "cuda" else 0
     return workers(count) if count > 0 else None
 
@@ -274,6 +277,8 @@ def apply(state: State, ruling: Ruling, settings: TrainSettings, norm: float) ->
             gradients = [sharding.local(p.grad) for p in parameters if p.grad is not None]
             torch._foreach_mul_(gradients, factor)
         state.optimizer.step()
+        # a fused step changes weights without counting it, and samplers ask for the count
+        torch.autograd.graph.increment_version(parameters)
     for parameter in parameters:
         parameter.grad = None
 

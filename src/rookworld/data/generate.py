@@ -26,6 +26,7 @@ from rookworld.data.games import kept_games, read_games
 from rookworld.data.mates import mate_records, varied_mate
 from rookworld.data.positions import (
     POSITIONS_PER_CHUNK,
+    SHARES,
     count_positions,
     kept_positions,
     labelled_records,
@@ -268,6 +269,8 @@ def chunk_origin(settings: GenerateSettings) -> dict[str, Any]:
         origin["games_share"] = settings.games_share
     if settings.positions:
         origin["positions"] = [path.name for path in settings.positions]
+    if settings.positions and settings.task == "A":
+        origin["shares"] = SHARES
     return origin
 
 

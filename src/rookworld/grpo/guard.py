@@ -369,6 +369,8 @@ class Guard:
             "rewards_negative": (health.all_rewards_negative, negative, mean, 0.0),
         }
         now = {cause for cause, (holds, *_) in conditions.items() if holds}
+        if not health.open_ended:  # says nothing about entropy, good or bad
+            now |= {"entropy_low"} & set(self._memory.warned)
         begun = now - set(self._memory.warned)
         self._memory.warned = sorted(now)
         return tuple(_event(health.step, "warning", c, *conditions[c][1:]) for c in sorted(begun))

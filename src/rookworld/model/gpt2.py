@@ -3,7 +3,7 @@
 Law: logits equal `transformers` within 1e-5 in fp32. There is no dropout, whatever a loaded config
 says: dropout in the policy but not in the reference is what made earlier KL estimates explode.
 How keys and values are attended is a function passed in (`Attend`), so training and shared-prefix
-updates are one forward pass; layers share their code, so one compilation serves them all.
+updates are one forward pass; layers share their code, so that few compilations serve them all.
 Left out: cross-attention, attention upcasting.
 """
 

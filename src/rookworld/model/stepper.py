@@ -20,10 +20,10 @@ from .decoder import Weights
 Kernels = Literal["torch", "triton"]
 
 BATCHES_KEPT = 6
-"""Batches whose buffers stay allocated for a later call of the same shape."""
-GRAPHS_KEPT = 2 << 30
-"""Bytes of captured batches' buffers that stay: answers that end one by one meet many shapes, and
-capturing one again costs as much as dozens of its steps."""
+"""Batches whose buffers (and graph) stay allocated for a later call of the same shape."""
+BYTES_KEPT = 2 << 30
+"""Captured batches beyond those stay while all are this small: answers that end one by one meet
+many shapes, and capturing one again costs as much as dozens of its steps."""
 
 
 Key = tuple[Shape, bool, bool]
@@ -34,7 +34,10 @@ T = TypeVar("T")
 
 
 class _Kept(Generic[T]):
-    """What was made for the last keys, within a budget; the least recently used goes first."""
+    """What was made for the last keys: a few, and more while they are small.
+
+    The least recently used goes first.
+    """
 
     def __init__(
         self, make: Callable[[Shape, bool, bool], T], cost: Callable[[Shape], int], budget: int
@@ -45,11 +48,14 @@ class _Kept(Generic[T]):
     def __getitem__(self, key: Key) -> T:
         if key not in self.values:
             room = self.budget - self.cost(key[0])
-            while self.values and sum(self.cost(shape) for shape, *_ in self.values) > room:
+            while len(self.values) >= BATCHES_KEPT and self._spent() > room:
                 self.values.popitem(last=False)
             self.values[key] = self.make(*key)
         self.values.move_to_end(key)
         return self.values[key]
+
+    def _spent(self) -> int:
+        return sum(self.cost(shape) for shape, *_ in self.values)
 
 
 class Stepper(Protocol):
@@ -76,7 +82,7 @@ class Eager:
         self.look_every = 1 if weights.device.type == "cpu" else 8
         keep_freed_pages()
         # Buffers are kept because fresh pages cost a tenth of a short decode.
-        self.batches = _Kept(lambda *key: Batch(weights, *key), lambda _: 1, BATCHES_KEPT)
+        self.batches = _Kept(lambda *key: Batch(weights, *key), lambda _: 1, 0)
 
     def batch(self, shape: Shape, truncated: bool, random: bool) -> Batch:
         batch = self.batches[shape, truncated, random]
@@ -109,7 +115,7 @@ class Graphed:
         if compiled:
             self.advance = torch.compile(self.advance, dynamic=False, fullgraph=True)
         self.pool = torch.cuda.graph_pool_handle()
-        self.captured = _Kept(self._capture, self._bytes, GRAPHS_KEPT)
+        self.captured = _Kept(self._capture, self._bytes, BYTES_KEPT)
 
     def batch(self, shape: Shape, truncated: bool, random: bool) -> Batch:
         return self.captured[roomy(shape), truncated, random][0]

@@ -7,13 +7,14 @@ about as long as a GPU needs for all the rest of the step.
 from __future__ import annotations
 
 import multiprocessing
+import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
-from rookworld.processes import interrupts_held, serve_to_the_end
+from rookworld.processes import interrupts_held, outlive_interrupts
 from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.outlook import Outlook, outlooks
 from rookworld.tasks.policy import POLICY
@@ -81,27 +82,44 @@ def judge_answer(
 
 
 class Workers:
-    """Processes that score. One that dies takes nothing with it: its answers are scored here."""
+    """Processes that score. When one dies its answers are scored here, and others are started."""
 
     def __init__(self, count: int) -> None:
-        context = multiprocessing.get_context("spawn")
         self.count = count
-        self.pool = ProcessPoolExecutor(count, mp_context=context, initializer=serve_to_the_end)
+        self.start()
+
+    def start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pool = ProcessPoolExecutor(
+            self.count, mp_context=context, initializer=outlive_interrupts
+        )
+
+    def replaced(self, pool: ProcessPoolExecutor) -> None:
+        """Start anew, unless that has been done since `pool` broke."""
+        if pool is self.pool:
+            warnings.warn(
+                "a process that scores answers has died (out of memory?); others are started",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            self.start()
 
     def begin(self, scorer: Scorer, questions: Sequence[Question]) -> Callable[[], list[Scores]]:
         """Start scoring; the function returned waits for the result."""
         pieces = [questions[at : at + AT_ONCE] for at in range(0, len(questions), AT_ONCE)]
-        begun: list[Future[list[Scores]]] = []
+        pool = self.pool
         try:
             with interrupts_held():  # a submit may start a worker, which inherits the mask
-                begun = [self.pool.submit(scorer.all, piece) for piece in pieces]
-        except (BrokenProcessPool, RuntimeError):
+                begun = [pool.submit(scorer.all, piece) for piece in pieces]
+        except BrokenProcessPool:
+            self.replaced(pool)
             return partial(scorer.all, questions)
 
         def found() -> list[Scores]:
             try:
                 return [scores for one in begun for scores in one.result()]
             except BrokenProcessPool:
+                self.replaced(pool)
                 return scorer.all(questions)
 
         return found
