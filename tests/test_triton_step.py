@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rookworld.model.batch import Batch, Mask, Shape
-from rookworld.model.decoder import Weights, _attend_parts
+from rookworld.model.decoder import Dense, Norm, Weights, _attend_parts
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.sampling import Sampler, Sampling
 from rookworld.model.stepper import Eager, roomy
@@ -196,3 +196,25 @@ def test_equal_scores_go_to_the_least_id() -> None:
     assert batch.tokens[0].tolist() == [0, 7, 30000]
     assert batch.index.tolist() == [1]
     torch.testing.assert_close(batch.logp[0], logits.log_softmax(-1).amax(-1), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("rows", "inner", "width"), [(64, 96, 32), (3, 320, 48), (17, 40, 40)])
+def test_a_product_in_parts_is_the_product(rows: int, inner: int, width: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, bias, norm_weight, norm_bias = (
+        torch.randn(*shape, generator=generator).to(DEVICE)
+        for shape in ((width, inner), (width,), (width,), (width,))
+    )
+    seen = torch.randn(rows, inner, generator=generator).to(DEVICE, HALF)
+    dense = Dense(weight, bias, HALF)
+    parts, rest = triton_step.product_parts(dense, seen)
+    expected = seen.float() @ weight.to(HALF).float().T
+    torch.testing.assert_close(parts.sum(0), expected, atol=2e-3, rtol=1e-3)
+    x = torch.randn(rows, width, generator=generator).to(DEVICE)
+    norm = Norm(torch.nn.LayerNorm(width).to(DEVICE))
+    norm.weight, norm.bias = norm_weight, norm_bias
+    h, stream = torch.empty(rows, width, device=DEVICE, dtype=HALF), x.clone()
+    triton_step._add_parts_norm(stream, parts, rest, h, norm)
+    total = x + expected + bias.to(HALF).float()
+    torch.testing.assert_close(stream, total, atol=2e-3, rtol=1e-3)
+    torch.testing.assert_close(h.float(), norm(total), atol=2e-2, rtol=1e-2)

@@ -39,10 +39,52 @@ def _logits(batch: Batch) -> Tensor:
     for index, layer in enumerate(layers):
         seen = torch.empty_like(h)
         attend(batch, index, layer.attend(h), seen)
-        _add_norm(x, layer.project(seen), h, layer.norm_2)
+        _finish(x, layer.project, seen, h, layer.norm_2)
         after = layers[index + 1].norm_1 if index + 1 < len(layers) else weights.norm
-        _add_norm(x, layer.narrow(_widen(layer.widen, h)), h, after)
+        _finish(x, layer.narrow, _widen(layer.widen, h), h, after)
     return weights.logits(h)
+
+
+FEW_ROWS = 64
+"""Up to so many a product is cut along its inner side, or most of the GPU would look on."""
+PROGRAMS, COLUMNS, INNER = 160, 32, 64
+
+
+def _finish(x: Tensor, dense: Dense, seen: Tensor, h: Tensor, norm: Norm) -> None:
+    """x += dense(seen); h = norm(x)."""
+    if len(x) > FEW_ROWS or h.dtype is torch.float32:
+        _add_norm(x, dense(seen), h, norm)
+    else:
+        _add_parts_norm(x, *product_parts(dense, seen), h, norm)
+
+
+def product_parts(dense: Dense, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """fp32 parts [parts, rows, width] whose sum is the product, and the bias that it lacks.
+
+    cuBLAS also cuts such a product, and then needs a kernel of its own to sum it up.
+    """
+    (rows, inner), width = seen.shape, len(dense.weight)
+    across = triton.cdiv(width, COLUMNS)
+    steps = triton.cdiv(inner, INNER)
+    each = triton.cdiv(steps, max(1, min(steps, PROGRAMS // across)))
+    parts = torch.empty(
+        triton.cdiv(steps, each), rows, width, dtype=torch.float32, device=seen.device
+    )
+    _product_kernel[(across, len(parts))](
+        seen,
+        dense.weight,
+        parts,
+        rows,
+        inner,
+        width,
+        EACH=each,
+        ROWS=max(16, triton.next_power_of_2(rows)),
+        COLUMNS=COLUMNS,
+        INNER=INNER,
+        num_warps=4,
+        num_stages=4,
+    )
+    return parts, dense.bias
 
 
 def _widen(dense: Dense, h: Tensor) -> Tensor:
@@ -88,6 +130,72 @@ def _add_norm(x: Tensor, delta: Tensor, h: Tensor, norm: Norm) -> None:
         BLOCK=triton.next_power_of_2(width),
         num_warps=4,
     )
+
+
+def _add_parts_norm(x: Tensor, parts: Tensor, bias: Tensor, h: Tensor, norm: Norm) -> None:
+    """x += the sum of parts + bias; h = norm(x)."""
+    rows, width = x.shape
+    _add_parts_norm_kernel[(rows,)](
+        x,
+        parts,
+        bias,
+        h,
+        norm.weight,
+        norm.bias,
+        norm.eps,
+        rows * width,
+        PARTS=len(parts),
+        WIDTH=width,
+        BLOCK=triton.next_power_of_2(width),
+        num_warps=4,
+    )
+
+
+@triton.jit
+def _product_kernel(
+    a, w, parts, rows, inner, width,
+    EACH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
+):  # fmt: skip
+    """One part: a [rows, inner] @ w [width, inner].T over EACH steps of the inner side."""
+    part = tl.program_id(1)
+    row, column = tl.arange(0, ROWS), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    k = part * EACH * INNER + tl.arange(0, INNER)
+    total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for _ in range(EACH):
+        left = tl.load(
+            a + row[:, None] * inner + k[None, :],
+            mask=(row[:, None] < rows) & (k[None, :] < inner),
+            other=0.0,
+        )
+        right = tl.load(
+            w + column[None, :] * inner + k[:, None],
+            mask=(column[None, :] < width) & (k[:, None] < inner),
+            other=0.0,
+        )
+        total += tl.dot(left, right)
+        k += INNER
+    tl.store(
+        parts + part * rows * width + row[:, None] * width + column[None, :],
+        total,
+        mask=(row[:, None] < rows) & (column[None, :] < width),
+    )
+
+
+@triton.jit
+def _add_parts_norm_kernel(
+    x, parts, bias, h, weight, shift, eps, size,
+    PARTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BLOCK)
+    live = d < WIDTH
+    value = tl.load(x + row * WIDTH + d, mask=live, other=0.0).to(tl.float32)
+    value += tl.load(bias + d, mask=live, other=0.0).to(tl.float32)
+    for part in tl.static_range(PARTS):
+        value += tl.load(parts + part * size + row * WIDTH + d, mask=live, other=0.0)
+    value = value.to(x.dtype.element_ty)
+    tl.store(x + row * WIDTH + d, value, mask=live)
+    _store_norm(value.to(tl.float32), live, d, h + row * WIDTH, weight, shift, eps, WIDTH)
 
 
 @triton.jit
