@@ -228,7 +228,8 @@ def our_settings(case: Case) -> TrainSettings:
         kl_coef=KL_COEF,
         device=case.device,
         dtype=case.dtype,
-        micro_tokens=4_096 if case.device == "cuda" else 16_384,
+        micro_tokens=16_384,
+        recompute=case.device == "cuda",  # one pass in the memory of three
     )
 
 

@@ -298,7 +298,8 @@ def test_a_flag_is_seen_in_the_run(
 
 ELSEWHERE = """
 model data held_out out resume dry_run eval_policy_rows eval_environment_rows eval_mates judge
-engine nodes log_dir wandb device compile shard reward_warmup_steps backend trl_phase_steps
+engine nodes log_dir wandb device recompute compile shard reward_warmup_steps backend
+trl_phase_steps
 """
 """Fields that the tests below, or those of resuming and of the commands, look after."""
 
@@ -348,9 +349,10 @@ def test_compiling_is_asked_for_block_by_block(
 ) -> None:
     compiled: list[nn.Module] = []
     monkeypatch.setattr(nn.Module, "compile", lambda block, **options: compiled.append(block))
-    args = f"--model {tiny_folder} {SMALL} --compile".split()
+    args = f"--model {tiny_folder} {SMALL} --compile --recompute".split()
     state = new_state(read_settings(args, "rookworld train"), tiny_rows(), torch.device("cpu"))
     assert compiled == list(state.learner.model.h)
+    assert state.learner.model.recompute and not state.learner.reference.recompute
 
 
 def test_content_counts_more_and_more_while_rewards_warm_up(

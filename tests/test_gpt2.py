@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rookworld.model.gpt2 import GPT2, GPT2Config, branched, masked
+from rookworld.model.gpt2 import GPT2, Attend, GPT2Config, branched, fanned
 from rookworld.model.weights import load_model
-from rookworld.rollout import shared_prefix_mask
 
 
 def reference(folder: Path, **shape: Any) -> Any:
@@ -107,13 +107,35 @@ def test_initial_weights_depend_on_the_seed_alone() -> None:
     assert first["h.1.attn.c_attn.bias"].eq(0).all()
 
 
+def masked(mask: Tensor) -> Attend:
+    """Attention under `mask` [batch or 1, 1, tokens, tokens], true where a token may look."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+    return attend
+
+
+def shared_prefix_mask(heads: Tensor, head: int, k: int, tail: int) -> Tensor:
+    """[groups, 1, L, L]: prompts are causal; an answer sees its prompt and its own past."""
+    place = torch.arange(head + k * tail)
+    is_head = place < head
+    answer = torch.where(is_head, -1, (place - head) // tail)
+    same = (answer[None, :] == answer[:, None]) & (place[None, :] <= place[:, None])
+    real_head = is_head & (place < heads[:, None])
+    return (same | (~is_head[None, :, None] & real_head[:, None, :]))[:, None]
+
+
+@pytest.mark.parametrize("attended", [branched, fanned])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_answers_behind_a_prompt_see_what_the_mask_lets_them_see(dtype: torch.dtype) -> None:
+def test_answers_behind_a_prompt_see_what_the_mask_lets_them_see(
+    dtype: torch.dtype, attended: Callable[[Tensor, int, int], Attend]
+) -> None:
     torch.manual_seed(0)
     lengths, head, k, tail = torch.tensor([5, 3]), 5, 3, 4
     mask = shared_prefix_mask(lengths, head, k, tail)
     found = []
-    for attend in (masked(mask), branched(lengths, head, tail)):
+    for attend in (masked(mask), attended(lengths, head, tail)):
         torch.manual_seed(1)
         parts = torch.randn(3, 2, 2, head + k * tail, 8).to(dtype).requires_grad_()
         seen = attend(*parts)
@@ -124,3 +146,23 @@ def test_answers_behind_a_prompt_see_what_the_mask_lets_them_see(dtype: torch.dt
     close = {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
     torch.testing.assert_close(found[0][0], found[1][0], atol=close, rtol=close)
     torch.testing.assert_close(found[0][1], found[1][1], atol=close, rtol=close)
+
+
+def test_blocks_that_are_computed_again_give_the_same_gradient() -> None:
+    shape = GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=3, n_head=2)
+    model = GPT2(shape).init_weights(0)
+    ids = torch.arange(24).view(2, 12)
+    found = []
+    for again in (False, True):
+        model.recompute = again
+        kept: list[Tensor] = []
+
+        def keep(tensor: Tensor, kept: list[Tensor] = kept) -> Tensor:
+            kept.append(tensor)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = model(ids).square().sum()
+        found.append((torch.autograd.grad(loss, list(model.parameters())), len(kept)))
+    torch.testing.assert_close(found[0][0], found[1][0], atol=0, rtol=0)
+    assert found[1][1] < 0.6 * found[0][1], "nothing was saved by not keeping"

@@ -21,7 +21,7 @@ from torch import Tensor
 from rookworld import distributed
 from rookworld.errors import DataError
 from rookworld.grpo.advantages import flat_groups, reward_tensor, valid_groups
-from rookworld.model.gpt2 import GPT2, Attend, branched, masked
+from rookworld.model.gpt2 import GPT2, Attend, branched, causal, fanned
 from rookworld.model.sampling import ROWS_AT_ONCE, Sampling, sample
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.tasks.environment import ENVIRONMENT
@@ -370,8 +370,7 @@ class Pack:
     @cached_property
     def attend(self) -> Attend:
         """Who may look where; made where the pack is."""
-        answers, tail = self.count // len(self.heads), self.width - 1
-        return shared_prefix(self.heads, self.head, answers, tail)
+        return shared_prefix(self.heads, self.head, self.width - 1)
 
     def to(self, device: torch.device) -> Pack:
         """The pack on another device; itself on its own."""
@@ -430,27 +429,11 @@ def pack(groups: Sequence[Group], eos: int) -> Pack:
     )
 
 
-def shared_prefix(heads: Tensor, head: int, k: int, tail: int) -> Attend:
-    """The attention of a pack; on a GPU one fused kernel under a mask, on the CPU in parts."""
-    if heads.device.type == "cpu" and tail > 0:
-        return branched(heads, head, tail)
-    return masked(shared_prefix_mask(heads, head, k, tail))
-
-
-def shared_prefix_mask(heads: Tensor, head: int, k: int, tail: int) -> Tensor:
-    """[groups, 1, L, L]: prompts are causal; an answer sees its prompt and its own past.
-
-    A prompt's padding looks at itself causally: a row that may look nowhere would be NaN.
-    """
-    device = heads.device
-    size = head + k * tail
-    place = torch.arange(size, device=device)
-    is_head = place < head
-    answer = torch.where(is_head, -1, (place - head) // max(tail, 1))
-    causal = place[None, :] <= place[:, None]
-    same = (answer[None, :] == answer[:, None]) & causal
-    real_head = is_head & (place < heads[:, None])
-    return (same | (~is_head[None, :, None] & real_head[:, None, :]))[:, None]
+def shared_prefix(heads: Tensor, head: int, tail: int) -> Attend:
+    """The attention of a pack: an answer sees its prompt and its own past."""
+    if tail == 0:
+        return causal
+    return (branched if heads.device.type == "cpu" else fanned)(heads, head, tail)
 
 
 def micro_packs(groups: Sequence[Group], budget: int) -> list[list[Group]]:

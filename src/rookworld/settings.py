@@ -326,6 +326,9 @@ class TrainSettings(RewardWeights):
     dtype: Literal["auto", "float32", "bfloat16", "fastest"] = "auto"
     """Arithmetic of the passes; weights stay float32. `auto`: bfloat16 on CUDA; `fastest`: also on
     processors that multiply it by themselves (AVX512-BF16, AMX)."""
+    recompute: bool = False
+    """Compute blocks a second time in the backward pass rather than keep what they found: larger
+    packs in the same memory, for a fifth more time."""
     compile: bool = False
     """Compile the block for the update."""
     shard: bool = False

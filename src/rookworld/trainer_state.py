@@ -105,6 +105,7 @@ def new_state(
     learner = new_learner(folder, settings, device)
     fits(learner.model, settings, tokenizer)
     hold_still(learner.model, settings.trained)
+    learner.model.recompute = settings.recompute
     if settings.compile:
         for block in learner.model.h:
             block.compile(dynamic=True)

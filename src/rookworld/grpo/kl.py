@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rookworld.model.distribution import entropy_of, truncated_logits
@@ -183,9 +184,14 @@ def token_stats(
     With `chunk` > 0 only chunk × V scores live at a time, recomputed in the backward pass: needed
     for 50k tokens, a waste for 2k. The product follows the caller's dtype or autocast; everything
     after it is fp32. The reference's product runs on the reference's device, without gradient.
+    On a GPU plain draws go through two kernels of their own, whatever the vocabulary.
     """
     settings = draw or Draw()
     compared = ref_hidden is not None and ref_head is not None
+    if ref_hidden is not None and ref_head is not None and settings.plain and kind == "forward":
+        tensors = (hidden, head, ref_hidden, ref_head)
+        if len(hidden) > 0 and _suit_triton(tensors):
+            return _stats_in_triton(ids, *tensors)
 
     def rows(start: int, states: Tensor) -> tuple[Tensor, ...]:
         stop = start + len(states)
@@ -198,6 +204,26 @@ def token_stats(
     columns = _in_chunks(rows, hidden, chunk)
     logp, entropy = columns[:2]
     kl, ref_logp = columns[2:] if compared else (None, None)
+    return TokenStats(logp=logp, entropy=entropy, kl=kl, ref_logp=ref_logp)
+
+
+def _suit_triton(tensors: Sequence[Tensor]) -> bool:
+    """Whether all lie whole on one GPU; shares of a sharded model and other devices do not."""
+    here = tensors[0].device
+    whole = all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
+    same = all(tensor.device == here for tensor in tensors)
+    return here.type == "cuda" and whole and same and find_spec("triton") is not None
+
+
+def _stats_in_triton(
+    ids: Tensor, hidden: Tensor, head: Tensor, ref_hidden: Tensor, ref_head: Tensor
+) -> TokenStats:
+    from .triton_scores import Scores
+
+    cast = torch.is_autocast_enabled(hidden.device.type)
+    dtype = torch.get_autocast_dtype(hidden.device.type) if cast else hidden.dtype
+    apply: Callable[..., tuple[Tensor, ...]] = Scores.apply
+    logp, entropy, kl, ref_logp = apply(hidden, head, ids, ref_hidden, ref_head, dtype)
     return TokenStats(logp=logp, entropy=entropy, kl=kl, ref_logp=ref_logp)
 
 

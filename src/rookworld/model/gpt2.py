@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(query, key, value), each [batch, heads, tokens, head size] -> attended, same shape."""
@@ -54,20 +55,11 @@ def causal_in_float32(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return causal(query.float(), key.float(), value.float()).to(value.dtype)
 
 
-def masked(mask: Tensor) -> Attend:
-    """Attention under `mask` [batch or 1, 1, tokens, tokens], true where a token may look."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-
-    return attend
-
-
 def branched(lengths: Tensor, head: int, tail: int) -> Attend:
     """Lines of a prompt (`head` tokens, the first `lengths` real) and answers of `tail` tokens.
 
-    An answer sees the prompt and its own past. The same as `masked` by that rule, for the CPU: what
-    nobody may see is not computed there, which is two thirds and more of such a line.
+    An answer sees the prompt and its own past. For the CPU: what nobody may see is not computed,
+    which is two thirds and more of such a line.
     """
     hidden = torch.arange(head, device=lengths.device) >= lengths[:, None]
     bias = torch.zeros(hidden.shape, device=lengths.device).masked_fill(hidden, -torch.inf)
@@ -88,6 +80,43 @@ def branched(lengths: Tensor, head: int, tail: int) -> Attend:
         p, p_own = torch.split(scores.softmax(-1).to(value.dtype), [head, tail], -1)
         seen = p.flatten(2, 3) @ v + (p_own @ v_own.reshape(answers)).flatten(2, 3)
         return torch.cat([prompt, seen], 2)
+
+    return attend
+
+
+def fanned(lengths: Tensor, head: int, tail: int) -> Attend:
+    """The same attention for a GPU: one fused kernel for prompts, one for answers.
+
+    Each answer brings its prompt's keys and values along, which costs a copy of them and saves
+    every answer from being scored against all others.
+    """
+    real = torch.arange(head, device=lengths.device) < lengths[:, None]
+    own = torch.ones(tail, tail, dtype=torch.bool, device=lengths.device).tril()
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        groups, heads, tokens, size = query.shape
+        answers = (tokens - head) // tail
+
+        def fan(x: Tensor) -> Tensor:
+            return x.view(groups, heads, answers, tail, size).transpose(1, 2).flatten(0, 1)
+
+        def with_prompt(prompt: Tensor, x: Tensor) -> Tensor:
+            shared = prompt[:, None].expand(groups, answers, heads, head, size)
+            return torch.cat([shared.flatten(0, 1), fan(x)], 2)
+
+        (q, q_own), (k, k_own), (v, v_own) = (
+            torch.split(x, [head, tokens - head], 2) for x in (query, key, value)
+        )
+        prompts = real[:, None, None].expand(groups, answers, tail, head)
+        sees = torch.cat([prompts, own.expand(groups, answers, tail, tail)], -1)
+        seen = F.scaled_dot_product_attention(
+            fan(q_own),
+            with_prompt(k, k_own),
+            with_prompt(v, v_own),
+            attn_mask=sees.flatten(0, 1)[:, None],
+        )
+        seen = seen.view(groups, answers, heads, tail, size).transpose(1, 2).flatten(2, 3)
+        return torch.cat([causal(q, k, v), seen], 2)
 
     return attend
 
@@ -144,6 +173,8 @@ class GPT2(nn.Module):
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
         self.config = config
+        self.recompute = False
+        """Compute blocks again in the backward pass rather than keep what they found."""
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.n_positions, config.n_embd)
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
@@ -169,7 +200,10 @@ class GPT2(nn.Module):
         x = self.wte(ids) + self.wpe(positions)
         *earlier, last = self.h
         for block in earlier:
-            x = block(x, attend)
+            if self.recompute and torch.is_grad_enabled():
+                x = checkpoint(block, x, attend, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = block(x, attend)
         x = last(x, attend, wanted)
         hidden: Tensor = self.ln_f(x)
         return hidden

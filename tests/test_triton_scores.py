@@ -1,0 +1,112 @@
+"""The Triton scores against plain torch: compiled where CUDA is, interpreted elsewhere."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rookworld.grpo.kl import Draw, TokenStats, stats_from_logits
+
+if find_spec("triton") is None:
+    pytest.skip("needs Triton", allow_module_level=True)
+CUDA = torch.cuda.is_available()
+if not CUDA:
+    # Read when Triton is imported; it must not be here yet.
+    os.environ["TRITON_INTERPRET"] = "1"
+DEVICE = "cuda" if CUDA else "cpu"
+
+from rookworld.grpo import triton_scores  # noqa: E402
+
+ROWS, WIDTH, VOCABULARY = 13, 24, 2500
+"""More tokens than a block holds, and no multiple of anything."""
+
+
+def _made(seed: int, *shape: int, size: float = 1.0) -> Tensor:
+    return (size * torch.randn(shape, generator=torch.Generator().manual_seed(seed))).to(DEVICE)
+
+
+def _inputs() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    hidden, head = _made(0, ROWS, WIDTH), _made(1, VOCABULARY, WIDTH, size=0.7)
+    ids = torch.arange(ROWS, device=DEVICE) * 190 + 3
+    near = hidden + _made(2, ROWS, WIDTH, size=0.1), head + _made(3, VOCABULARY, WIDTH, size=0.05)
+    return hidden, head, ids, *near
+
+
+def _fused(*inputs: Any) -> TokenStats:
+    apply: Any = triton_scores.Scores.apply
+    logp, entropy, kl, ref_logp = apply(*inputs)
+    return TokenStats(logp=logp, entropy=entropy, kl=kl, ref_logp=ref_logp)
+
+
+def _mixed(stats: TokenStats) -> Tensor:
+    """A loss in which every row wants something else of each number."""
+    weights = [_made(seed, ROWS) for seed in (4, 5, 6)]
+    assert stats.kl is not None
+    numbers = (stats.logp, stats.entropy, stats.kl)
+    return torch.stack([(w * n).sum() for w, n in zip(weights, numbers, strict=True)]).sum()
+
+
+def _both(frozen_head: bool = False) -> list[tuple[TokenStats, list[Tensor | None]]]:
+    found = []
+    for fused in (False, True):
+        hidden, head, ids, ref_hidden, ref_head = _inputs()
+        hidden.requires_grad_()
+        head.requires_grad_(not frozen_head)
+        if fused:
+            stats = _fused(hidden, head, ids, ref_hidden, ref_head, torch.float32)
+        else:
+            stats = stats_from_logits(hidden @ head.T, ids, Draw(), ref_hidden @ ref_head.T)
+        torch.autograd.backward(_mixed(stats))
+        found.append((stats, [hidden.grad, head.grad]))
+    return found
+
+
+@pytest.mark.parametrize("rows_at_once", [ROWS, 5])
+def test_numbers_and_gradients_are_those_of_plain_torch(
+    monkeypatch: pytest.MonkeyPatch, rows_at_once: int
+) -> None:
+    width = len(triton_scores.roomy(_inputs()[1], torch.float32))
+    monkeypatch.setattr(triton_scores, "CHUNK_BYTES", rows_at_once * 2 * width * 4)
+    (plain, slopes), (fused, fused_slopes) = _both()
+    for name in ("logp", "entropy", "kl", "ref_logp"):
+        torch.testing.assert_close(getattr(fused, name), getattr(plain, name), atol=2e-5, rtol=1e-5)
+    for own, other in zip(fused_slopes, slopes, strict=True):
+        torch.testing.assert_close(own, other, atol=2e-5, rtol=1e-4)
+
+
+def test_a_frozen_head_gets_no_gradient() -> None:
+    (_, slopes), (_, fused_slopes) = _both(frozen_head=True)
+    assert fused_slopes[1] is None and slopes[0] is not None
+    torch.testing.assert_close(fused_slopes[0], slopes[0], atol=2e-5, rtol=1e-4)
+
+
+def test_equal_models_are_at_distance_zero_exactly() -> None:
+    hidden, head, ids, _, _ = _inputs()
+    half = torch.bfloat16 if CUDA else torch.float16
+    kl = _fused(hidden, head, ids, hidden, head, half).kl
+    assert kl is not None and torch.equal(kl, torch.zeros_like(kl))
+
+
+@pytest.mark.skipif(not CUDA, reason="needs a GPU")
+def test_token_stats_takes_this_way_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rookworld.grpo.kl import token_stats
+
+    hidden, head, ids, ref_hidden, ref_head = _inputs()
+    called = []
+    fused: Any = triton_scores.Scores.apply
+
+    def counted(*given: Any) -> Any:
+        called.append(1)
+        return fused(*given)
+
+    monkeypatch.setattr(triton_scores.Scores, "apply", counted)
+    token_stats(hidden, head, ids, ref_hidden=ref_hidden, ref_head=ref_head)
+    token_stats(
+        hidden, head, ids, draw=Draw(temperature=0.5), ref_hidden=ref_hidden, ref_head=ref_head
+    )
+    assert called == [1]
