@@ -50,7 +50,7 @@ def test_workers_score_as_we_do(pool: Workers) -> None:
 
 
 LOSES_A_WORKER = """
-import os, signal, sys, warnings
+import os, signal, sys, time, warnings
 from rookworld.tasks.reward import RewardRules
 from rookworld.tasks.scoring import Scorer, Workers
 from test_scoring import questions
@@ -61,9 +61,11 @@ if __name__ == "__main__":
     assert workers.begin(scorer, asked)() == scorer.all(asked)
     numbers = sorted(workers.pool._processes)
     os.kill(numbers[int(sys.argv[1])], getattr(signal, sys.argv[2]))
-    for _ in range(3):
+    before, patience = time.monotonic(), 40
+    while set(numbers) & set(workers.pool._processes):  # a busy machine takes its time to tell
         assert workers.begin(scorer, asked)() == scorer.all(asked)
-    assert not set(numbers) & set(workers.pool._processes), "the others were not replaced"
+        assert time.monotonic() < before + patience, "the others were not replaced"
+    assert workers.begin(scorer, asked)() == scorer.all(asked)
     print("ended")
 """
 
@@ -77,7 +79,7 @@ def test_a_lost_worker_costs_time_and_nothing_else(
     script.write_text(LOSES_A_WORKER)
     there = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     command = [sys.executable, str(script), str(number), killer]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=there)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=there)
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
 
 
