@@ -27,7 +27,7 @@ from rookworld.step_metrics import Clock
 from rookworld.train import gather
 from rookworld.trainer_state import State, new_state
 
-CREDITS: tuple[Literal["answer", "fields"], ...] = ("answer", "fields")
+CREDITS: tuple[Literal["answer", "fields", "outlook"], ...] = ("answer", "fields", "outlook")
 PARTS: dict[str, Callable[[str, Tensor], bool]] = {
     "all": lambda name, weight: True,
     "gains and biases": lambda name, weight: weight.ndim == 1,
@@ -58,7 +58,7 @@ def main(model: str, batches: int, batch_size: int) -> None:
             pairs = combinations(flat, 2)
             agreement = fmean(float(torch.cosine_similarity(a, b, dim=0)) for a, b in pairs)
             norm = fmean(float(one.norm()) for one in flat)
-            print(f"{part:16} {paid:6} norm {norm:.3f} agreement {agreement:+.4f}")
+            print(f"{part:16} {paid:7} norm {norm:.3f} agreement {agreement:+.4f}")
 
 
 def gradients(state: State, collected: Collected, settings: TrainSettings) -> dict[str, Tensor]:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from rookworld.grpo.advantages import AdvantageSettings, field_advantages
+from rookworld.grpo.advantages import AdvantageSettings, field_advantages, next_worths
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.rollout import promised
 from rookworld.tasks.environment import ENVIRONMENT, transition
-from rookworld.tasks.outlook import USUAL_ACCURACY, USUAL_CANDIDATES, USUAL_OVERLAP, outlooks
+from rookworld.tasks.outlook import USUAL_ACCURACY, USUAL_HITS, outlooks
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.reward import RewardRules
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
@@ -27,23 +27,24 @@ def worths(text: str, row: PolicyRow | EnvironmentRow = ROW) -> list[float]:
 
 
 def test_an_outlook_sees_nothing_that_comes_later() -> None:
-    first, listed = worths(GOLD)
-    assert worths(GOLD.replace("0.4", "-7.0")) == [first, listed]
-    assert worths(GOLD.split("E:")[0] + "E: junk") == [first, listed]
-    other_moves = worths(GOLD.replace("d2d4", "a2a3").replace("e2e3", "h2h4"))
-    assert other_moves[0] == first and other_moves[1] < listed
-    assert worths(GOLD.replace("d2d4", "e2e4"))[0] == first
+    promises = worths(GOLD)
+    assert worths(GOLD.replace("0.4", "-7.0")) == promises
+    assert worths(GOLD.split("E:")[0] + "E: junk") == promises
+    fourth = worths(GOLD.replace("c2c4", "a2a3"))
+    assert fourth[:3] == promises[:3] and fourth[3] < promises[3] and fourth[4] < promises[4]
+    assert worths(GOLD.replace("d2d4", "e2e4"))[0] == promises[0]
     worse = worths(" a2a3" + GOLD[5:])
-    assert worse[0] < first and worse[1] < listed
+    assert all(less < more for less, more in zip(worse, promises, strict=True))
 
 
 def test_outlooks_by_hand() -> None:
-    first, listed = worths(GOLD)
-    accuracy = USUAL_ACCURACY * USUAL_OVERLAP
-    assert first == pytest.approx(
-        0.10 + 0.06 + 0.24 + 0.06 * USUAL_CANDIDATES + 0.10 * accuracy + 0.44 * accuracy
-    )
-    assert listed == pytest.approx(0.10 + 0.06 + 0.24 + 0.06 + (0.10 + 0.44) * USUAL_ACCURACY)
+    promises = worths(GOLD)
+    for listed, found in enumerate(promises, start=1):
+        share = (listed + USUAL_HITS * (5 - listed)) / 5
+        chance = 5 * 5 / 20
+        candidates = (5 * share - chance) / (5 - chance)
+        expected = 0.10 + 0.06 + 0.24 + 0.06 * candidates + (0.10 + 0.44) * USUAL_ACCURACY * share
+        assert found == pytest.approx(expected)
     assert worths(" e2e5" + GOLD[5:])[0] == pytest.approx(0.10 + 0.06 * 0.8)
     assert worths(" e2e4 e2e4 E: 0.4 0.4 B: e2e4")[1] == RULES.p_malformed
     assert worths(" e2e4 d2d4 E: 0.4 0.4 B: e2e4")[1] == pytest.approx(0.16)
@@ -81,6 +82,30 @@ def test_credit_by_field_has_the_same_mean_gradient_and_less_noise(baseline: str
     assert paid[..., 1].var() < 0.2 * centred.var()
 
 
+def test_paid_by_outlook_a_token_earns_what_it_changes() -> None:
+    """By hand: three tokens of which the second lost and the third did better than promised."""
+    rewards = torch.tensor([[0.9, 0.4]], dtype=torch.float64)
+    promised = torch.tensor([[[0.8, 0.6], [0.5, 0.5]]], dtype=torch.float64)
+    stages = torch.tensor([[[0, 1, 2], [0, 1, 2]]])
+    settings = AdvantageSettings(scale="none")
+    centred = rewards - rewards.mean()
+    paid = field_advantages(rewards, centred, promised, stages, 1.0, settings, paid_by="outlook")
+    assert paid[0, :, 0].tolist() == pytest.approx([0.15, -0.15])  # 0.8 and 0.5
+    assert paid[0, :, 1].tolist() == pytest.approx([-0.1, 0.1])  # -0.2 and 0.0
+    assert paid[0, :, 2].tolist() == pytest.approx([0.2, -0.2])  # +0.3 and -0.1
+    # what all its tokens earn is what the answer earns
+    assert paid.sum(-1).tolist()[0] == pytest.approx(centred[0].tolist())
+
+
+def test_paid_by_outlook_the_last_that_came_is_paid_the_reward() -> None:
+    nan = float("nan")
+    rewards = torch.tensor([[1.0, -0.3]], dtype=torch.float64)
+    promised = torch.tensor([[[0.6, nan, 0.7], [nan, nan, nan]]], dtype=torch.float64)
+    begun, ends = next_worths(rewards, promised)
+    assert begun.tolist() == [[0.6, -0.3]]
+    assert ends[0, 0].tolist() == [0.7, 0.7, 1.0]
+
+
 def test_an_answer_that_never_came_so_far_neither_pays_nor_counts() -> None:
     rewards = torch.tensor([[1.0, 0.5, -0.3]], dtype=torch.float64)
     promised = torch.tensor([[[0.9], [0.6], [float("nan")]]], dtype=torch.float64)
@@ -99,10 +124,10 @@ def test_tokens_know_their_stage(tiny_folder: Path) -> None:
     ids = [[*tokenizer.encode(text), tokenizer.eos] for text in (GOLD, broken)]
     padded = [row + [tokenizer.eos] * (len(ids[0]) - len(row)) for row in ids]
     found = promised(padded, [outlooks(ROW, text, RULES) for text in (GOLD, broken)], tokenizer)
-    assert found.stages[0].tolist() == [0] + [1] * 5 + [2] * 8
+    assert found.stages[0].tolist() == [0, 1, 2, 3, 4, 4] + [5] * 8
     assert found.stages[1, :2].tolist() == [0, 1]
     assert found.worths[0].tolist() == worths(GOLD)
-    assert found.worths[1].isnan().tolist() == [False, True]
+    assert found.worths[1].isnan().tolist() == [False, True, True, True, True]
     row = transition(START, "e2e4")
     gold = ENVIRONMENT.answer(row, "compact")
     ids = [[*tokenizer.encode(gold), tokenizer.eos]]

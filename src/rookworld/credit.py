@@ -1,7 +1,8 @@
 """Rewards of a step's answers -> the advantages that its tokens are paid.
 
 Laws: a scale is taken over all ranks' answers, however they were cut into packs; no token is paid
-for what stands before it (`--credit fields`); the value head never touches the policy's gradient.
+for what stands before it (`--credit fields`, `outlook`); the value head never touches the policy's
+gradient.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ def set_advantages(
     running.update(sums)
     deviation = step_deviation([(values, None) for values in centred])
     for micro, values, rewarded in zip(micros, centred, rewards, strict=True):
-        if settings.credit == "fields":
-            scaled = by_field(micro, rewarded, values, norm, deviation, rules)
+        if settings.credit != "answer":
+            scaled = by_field(micro, rewarded, values, norm, deviation, rules, settings.credit)
         else:
             scaled = scaled_advantages(values, deviation, rules).reshape(-1)
         micro.advantages = scaled.to(micro.old_logp.device, torch.float32)
@@ -77,6 +78,7 @@ def by_field(
     norm: RunningNorm | None,
     deviation: float,
     rules: AdvantageSettings,
+    paid_by: str,
 ) -> Tensor:
     """[answers, tokens] advantages in which no token is paid for what stands before it."""
     promises = [group.promises for group in micro.groups]
@@ -86,7 +88,8 @@ def by_field(
         worths = torch.tensor(norm.normalise(worths.flatten().tolist())).view_as(worths)
     width = micro.pack.width
     stages = torch.stack([widened(one.stages, width) for one in promises if one])
-    return field_advantages(rewards, centred, worths, stages, deviation, rules).flatten(0, 1)
+    paid = field_advantages(rewards, centred, worths, stages, deviation, rules, paid_by=paid_by)
+    return paid.flatten(0, 1)
 
 
 def answer_rewards(

@@ -271,11 +271,11 @@ def promised(
     known = np.minimum(ids, tokenizer.vocab_size)
     tables = {sign: holding(tokenizer, sign)[known].cumsum(1) for sign in SIGNS}
     for number, outlooks in enumerate(found):
-        for stage, outlook in enumerate(outlooks):
+        for outlook in outlooks:
             reached = tables[outlook.sign][number] >= outlook.nth
             if reached.any():
-                worths[number, stage] = outlook.worth
-                stages[number, reached] = stage + 1
+                worths[number, outlook.stage - 1] = outlook.worth
+                stages[number, reached] = outlook.stage
     return Promises(torch.from_numpy(worths), torch.from_numpy(stages))
 
 

@@ -241,9 +241,9 @@ class TrainSettings(RewardWeights):
     """Least deviation to divide by: noise must not become gradient."""
     advantage_clip: float = 5.0
     """Advantages are clipped to ± this; 0: not."""
-    credit: Literal["answer", "fields"] = "fields"
-    """What a token is paid for: the whole answer, or what follows the field before it (moves after
-    the first, evaluations, flags). The gradient has the same mean and less noise."""
+    credit: Literal["answer", "fields", "outlook"] = "fields"
+    """What a token is paid for: the whole answer; `fields`, what comes after the move or field
+    before it (the same mean gradient, less noise); `outlook`, what it changes itself."""
     gae: bool = False
     """Token-level advantages by a value head, in place of the baseline."""
     gamma: float = 1.0

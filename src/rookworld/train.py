@@ -148,7 +148,7 @@ def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Cl
         seed,
         reward_rules(settings),
         judge,
-        by_field=settings.credit == "fields" and not settings.gae,
+        by_field=settings.credit != "answer" and not settings.gae,
         dtype=matrices_in(settings.dtype, state.learner.whole.device),
         workers=scoring_workers(settings, state.learner.whole.device),
         clock=clock.mark,

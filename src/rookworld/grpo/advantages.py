@@ -224,6 +224,8 @@ def field_advantages(
     stages: Tensor,
     step_std: float,
     settings: AdvantageSettings,
+    *,
+    paid_by: str = "fields",
 ) -> Tensor:
     """Advantages of tokens [groups, K, T] that are not paid for what stands before them.
 
@@ -231,12 +233,30 @@ def field_advantages(
     never came so far), `stages` [groups, K, T] the stage of each token, 0 for the whole answer. A
     promise is known before the token is drawn, so subtracting it leaves the gradient's mean as it
     is and takes away the noise of everything before. All stages share the divisor of stage 0.
+    `fields` pays a stage all that follows; `outlook` what it promised anew, which takes away the
+    noise of everything behind it too.
     """
-    later = rewards[..., None] - worths
+    ends = rewards[..., None].expand_as(worths)
+    if paid_by == "outlook":
+        begun, ends = next_worths(rewards, worths)
+        centred = centred + (begun - rewards) - (begun - rewards).mean(dim=1, keepdim=True)
+    later = ends - worths
     later = later - later.nanmean(dim=1, keepdim=True)
     by_stage = torch.cat([centred[..., None], later.nan_to_num(0.0)], dim=-1)
     divisor = SCALES[settings.scale](centred, step_std, settings.std_floor)
     return clipped(by_stage.gather(-1, stages) / divisor[..., None], settings)
+
+
+def next_worths(rewards: Tensor, worths: Tensor) -> tuple[Tensor, Tensor]:
+    """What comes after stage 0 [groups, K] and after each later one [groups, K, S].
+
+    The next promise that was made, or the reward where there was none.
+    """
+    coming, ends = rewards, torch.empty_like(worths)
+    for stage in range(worths.shape[-1] - 1, -1, -1):
+        ends[..., stage] = coming
+        coming = torch.where(worths[..., stage].isnan(), coming, worths[..., stage])
+    return coming, ends
 
 
 @torch.no_grad()

@@ -2,7 +2,9 @@
 
 A token cannot change what stands before it, so it should not be paid for it: the second move is
 judged by what it adds to the first, an evaluation by what it adds to the moves. What is to come is
-taken to be of a usual quality; how good that guess is changes the noise and never the aim.
+taken to be of a usual quality. As a baseline (`fields`) the guess changes the noise and never the
+aim; paid out in its place (`outlook`) it takes the noise of what is to come away as well, and the
+aim is as good as the guess.
 
 The law: an outlook depends on nothing behind the place from which it holds. Left out on purpose:
 single squares of a board, which are worth something only together.
@@ -20,14 +22,16 @@ from rookworld.tasks.policy import MOST_MOVES, POLICY, beyond_chance, fields_rig
 from rookworld.tasks.reward import RewardRules, combine, move_quality
 from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow, legal_moves, strip_end
 
-USUAL_OVERLAP, USUAL_CANDIDATES, USUAL_ACCURACY = 0.55, 0.45, 0.6
-"""Share of the true moves that a list holds, what that is worth, accuracy of an evaluation."""
+USUAL_HITS, USUAL_ACCURACY = 0.55, 0.6
+"""How often a listed move is a true one; accuracy of an evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """What an answer promises from some token on."""
 
+    stage: int
+    """How far the answer has come; answers to one prompt are compared stage by stage."""
     sign: str
     nth: int
     """It holds from the nth token on that has this sign in it."""
@@ -36,8 +40,8 @@ class Outlook:
 
 SIGNS = (" ", ".")
 """A space begins the next move; a point is in evaluations and rewards, in no move and no board."""
-STAGES = 3
-"""The whole answer, and at most two outlooks on the rest of it."""
+STAGES = 1 + MOST_MOVES
+"""The whole answer, and at most an outlook on the rest of it after each move."""
 
 
 def outlooks(
@@ -49,15 +53,17 @@ def outlooks(
 ) -> tuple[Outlook, ...]:
     """The outlooks of a completion, in the order of the places from which they hold."""
     if isinstance(row, EnvironmentRow):
-        return (Outlook(".", 1, _with_board(row, text, rules, progress)),)
+        return (Outlook(1, ".", 1, _with_board(row, text, rules, progress)),)
     words = [word for word in strip_end(text).split(" ") if word]
     moves = list(takewhile(lambda word: word not in ("E:", "B:"), words[words[:1] == ["M:"] :]))
     if not moves:
         return ()
-    return (
-        Outlook(" ", 2, _with_moves(row, moves[:1], rules, judge, progress)),
-        Outlook(".", 1, _with_moves(row, moves, rules, judge, progress, listed=True)),
-    )
+    begun = [
+        Outlook(n, " ", n + 1, _with_moves(row, moves[:n], rules, judge, progress))
+        for n in range(1, min(len(moves), MOST_MOVES))
+    ]
+    listed = _with_moves(row, moves, rules, judge, progress, listed=True)
+    return (*begun, Outlook(MOST_MOVES, ".", 1, listed))
 
 
 def _with_moves(
@@ -79,15 +85,11 @@ def _with_moves(
     if not illegal and (len(moves) >= min(most, len(truth.moves)) or not listed):
         loss = win_loss(row, moves[0], truth, judge)
         best = move_quality(loss, rules.shaping) if loss is not None else 0.0
-        hits = sum(move in truth.moves for move in moves)
-        share = hits / len(truth.moves) if listed else USUAL_OVERLAP
+        length = len(moves) if listed else most
+        hits = sum(move in truth.moves for move in moves) + USUAL_HITS * (length - len(moves))
         parts["best"] = best
-        parts["candidates"] = (
-            beyond_chance(hits, len(moves), len(truth.moves), len(legal), best)
-            if listed
-            else USUAL_CANDIDATES
-        )
-        parts["evaluations"] = USUAL_ACCURACY * share
+        parts["candidates"] = beyond_chance(hits, length, len(truth.moves), len(legal), best)
+        parts["evaluations"] = USUAL_ACCURACY * hits / len(truth.moves)
         parts["whole"] = best * parts["evaluations"]
     right = fields_right(parts)
     return combine(parts, rules.p_weights, rules.shaping, right=right, progress=progress)

@@ -257,7 +257,7 @@ def _content(
     parts["whole"] = best * accuracy
 
 
-def beyond_chance(hits: int, listed: int, count: int, legal: int, best: float) -> float:
+def beyond_chance(hits: float, listed: int, count: int, legal: int, best: float) -> float:
     """Hits among `count` true moves, 0 for what `listed` of the legal moves would hit by chance."""
     chance = listed * count / legal
     # Where every legal move has to be listed, listing them shows nothing: repeat what B shows.
