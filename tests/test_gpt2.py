@@ -137,8 +137,9 @@ def test_answers_behind_a_prompt_see_what_the_mask_lets_them_see(
     found = []
     for attend in (masked(mask), attended(lengths, head, tail)):
         torch.manual_seed(1)
-        parts = torch.randn(3, 2, 2, head + k * tail, 8).to(dtype).requires_grad_()
-        seen = attend(*parts)
+        # laid out as the layer hands them over: one product's columns
+        parts = torch.randn(2, head + k * tail, 3, 2, 8).to(dtype).requires_grad_()
+        seen = attend(*parts.permute(2, 0, 3, 1, 4))
         real = torch.cat([torch.arange(head) < lengths[:, None], torch.ones(2, k * tail) > 0], 1)
         kept = seen.masked_select(real[:, None, :, None])
         (slope,) = torch.autograd.grad(kept.float().square().sum(), parts)

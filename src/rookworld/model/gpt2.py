@@ -92,28 +92,36 @@ def fanned(lengths: Tensor, head: int, tail: int) -> Attend:
     """
     real = torch.arange(head, device=lengths.device) < lengths[:, None]
     own = torch.ones(tail, tail, dtype=torch.bool, device=lengths.device).tril()
+    biases: dict[tuple[int, torch.dtype], Tensor] = {}
+
+    def bias(answers: int, dtype: torch.dtype) -> Tensor:
+        """[groups x answers, 1, tail, head + tail] once for all layers: as a mask of booleans it
+        would be turned into this by each of them."""
+        if (answers, dtype) not in biases:
+            seen = real[:, None, None].expand(-1, answers, tail, head)
+            seen = torch.cat([seen, own.expand(len(real), answers, tail, tail)], -1)
+            empty = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+            biases[answers, dtype] = empty.masked_fill(~seen, -torch.inf).flatten(0, 1)[:, None]
+        return biases[answers, dtype]
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         groups, heads, tokens, size = query.shape
         answers = (tokens - head) // tail
+        by_answer = (groups, heads, answers, tail, size)
 
-        def fan(x: Tensor) -> Tensor:
-            return x.view(groups, heads, answers, tail, size).transpose(1, 2).flatten(0, 1)
-
-        def with_prompt(prompt: Tensor, x: Tensor) -> Tensor:
+        def with_prompt(prompt: Tensor, others: Tensor) -> Tensor:
             shared = prompt[:, None].expand(groups, answers, heads, head, size)
-            return torch.cat([shared.flatten(0, 1), fan(x)], 2)
+            return torch.cat([shared, others.view(by_answer).transpose(1, 2)], 3).flatten(0, 1)
 
+        # split, not slices: each slice's gradient would be a tensor of zeros of the whole's size
         (q, q_own), (k, k_own), (v, v_own) = (
             torch.split(x, [head, tokens - head], 2) for x in (query, key, value)
         )
-        prompts = real[:, None, None].expand(groups, answers, tail, head)
-        sees = torch.cat([prompts, own.expand(groups, answers, tail, tail)], -1)
         seen = F.scaled_dot_product_attention(
-            fan(q_own),
+            q_own.view(by_answer).transpose(1, 2).flatten(0, 1),
             with_prompt(k, k_own),
             with_prompt(v, v_own),
-            attn_mask=sees.flatten(0, 1)[:, None],
+            attn_mask=bias(answers, query.dtype),
         )
         seen = seen.view(groups, answers, heads, tail, size).transpose(1, 2).flatten(2, 3)
         return torch.cat([causal(q, k, v), seen], 2)
