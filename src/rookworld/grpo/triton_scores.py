@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CHUNK_BYTES = 2**29
+CHUNK_BYTES = 2**28
 """Scores of policy and reference that live at once."""
 TOKENS_PER_BLOCK, WARPS = 2048, 8
 KEPT = 6
