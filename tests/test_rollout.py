@@ -16,7 +16,8 @@ from rookworld.model.gpt2 import GPT2
 from rookworld.model.sampling import Sampling
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
-from rookworld.rollout import Collector, Prompts, collect, micro_packs, pack, prompt_text
+from rookworld.packs import micro_packs, pack
+from rookworld.rollout import Collector, Prompts, collect, prompt_text
 from rookworld.tasks.reward import RewardRules
 from tiny_training import judge_by, share_of_low_moves, tiny_rows
 

@@ -17,8 +17,9 @@ from rookworld.grpo.advantages import RunningMeans, gae
 from rookworld.grpo.loss import LOSSES
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
+from rookworld.packs import pack
 from rookworld.passes import Learner, Micro
-from rookworld.rollout import Group, Promises, Prompt, Prompts, pack
+from rookworld.rollout import Group, Promises, Prompt, Prompts
 from rookworld.settings import TrainSettings
 from rookworld.tasks.reward import RunningNorm
 from rookworld.tasks.task import Verdict

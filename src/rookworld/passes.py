@@ -16,7 +16,8 @@ from rookworld import sharding
 from rookworld.grpo.kl import EXACT, Draw, TokenStats, k3, token_stats
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.precision import passes_in
-from rookworld.rollout import LETTERS, Group, Pack, micro_packs, pack
+from rookworld.packs import Pack, micro_packs, pack
+from rookworld.rollout import LETTERS, Group
 from rookworld.settings import TrainSettings
 
 CHUNK_VOCABULARY = 8_192

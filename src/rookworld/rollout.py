@@ -1,4 +1,4 @@
-"""JOINT: model x task. Prompts become groups of sampled, judged answers, packed for the update.
+"""JOINT: model x task. Prompts become groups of sampled, judged answers.
 
 Laws: the ids that were sampled are the ids that are trained on, with the log-probabilities recorded
 while sampling; a group stays whole; which prompts a step sees is a function of (seed, position),
@@ -9,8 +9,8 @@ data.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
-from functools import cached_property, lru_cache, partial
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor
 from rookworld import distributed
 from rookworld.errors import DataError
 from rookworld.grpo.advantages import flat_groups, reward_tensor, valid_groups
-from rookworld.model.gpt2 import GPT2, Attend, branched, causal, fanned
+from rookworld.model.gpt2 import GPT2
 from rookworld.model.sampling import ROWS_AT_ONCE, Sampling, sample
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.tasks.environment import ENVIRONMENT
@@ -337,121 +337,3 @@ def collect(
         if missing == 0:
             break
     return Collected(kept, flat, invalid, seen)
-
-
-@dataclass(frozen=True)
-class Pack:
-    """Groups as one forward pass in which every prompt is computed once.
-
-    A line holds a prompt and behind it its K answers; an answer sees the prompt and itself.
-    """
-
-    ids: Tensor
-    """[groups, tokens]."""
-    positions: Tensor
-    """[groups, tokens]: each answer's positions go on from the prompt's."""
-    heads: Tensor
-    """[groups] each prompt's tokens."""
-    head: int
-    """Tokens of the longest prompt."""
-    sources: Tensor
-    """[rows] for each sampled token, the flat place of the token that predicts it."""
-    targets: Tensor
-    """[rows] the sampled ids."""
-    sequences: Tensor
-    """[rows] which of the pack's groups x K answers a row belongs to."""
-    places: Tensor
-    """[rows] which token of its answer a row is."""
-    count: int
-    """Answers in the pack (groups x K)."""
-    width: int
-    """Longest answer."""
-
-    @cached_property
-    def attend(self) -> Attend:
-        """Who may look where; made where the pack is."""
-        return shared_prefix(self.heads, self.head, self.width - 1)
-
-    def to(self, device: torch.device) -> Pack:
-        """The pack on another device; itself on its own."""
-        if self.ids.device == device:
-            return self
-        moved: dict[str, Any] = {
-            field.name: value.to(device) if isinstance(value, Tensor) else value
-            for field in fields(self)
-            for value in (getattr(self, field.name),)
-        }
-        return Pack(**moved)
-
-    def grid(self, rows: Tensor) -> Tensor:
-        """Values per row as [answers, width], zero where nothing was sampled."""
-        out = rows.new_zeros(self.count, self.width)
-        return out.index_put((self.sequences, self.places), rows)
-
-
-def pack(groups: Sequence[Group], eos: int) -> Pack:
-    """Groups of one K side by side; see `Pack`."""
-    device = groups[0].tokens.device
-    k = len(groups[0].lengths)
-    head = max(len(group.prompt.ids) for group in groups)
-    width = max(group.tokens.shape[1] for group in groups)
-    tail = width - 1  # the last sampled token predicts nothing
-    prompts = torch.full((len(groups), head), eos, dtype=torch.long)
-    for number, group in enumerate(groups):
-        prompts[number, : len(group.prompt.ids)] = torch.tensor(group.prompt.ids)
-    heads = torch.tensor([len(group.prompt.ids) for group in groups], device=device)
-    answers = torch.full((len(groups), k, width), eos, dtype=torch.long, device=device)
-    for number, group in enumerate(groups):
-        answers[number, :, : group.tokens.shape[1]] = group.tokens
-    lengths = torch.stack([group.lengths for group in groups])
-    ids = torch.cat([prompts.to(device), answers[:, :, :tail].reshape(len(groups), k * tail)], 1)
-    place = torch.arange(tail, device=device)
-    # padding stays at 0: behind a long prompt it could stand beyond the model's last position
-    after = torch.where(place < lengths[:, :, None], heads[:, None, None] + place, 0)
-    positions = torch.cat(
-        [torch.arange(head, device=device).expand(len(groups), head), after.flatten(1)], 1
-    )
-    line, answer, step = (torch.arange(width, device=device) < lengths[:, :, None]).nonzero(
-        as_tuple=True
-    )
-    before = torch.where(step == 0, heads[line] - 1, head + answer * tail + step - 1)
-    return Pack(
-        ids=ids,
-        positions=positions,
-        heads=heads,
-        head=head,
-        sources=line * ids.shape[1] + before,
-        targets=answers[line, answer, step],
-        sequences=line * k + answer,
-        places=step,
-        count=len(groups) * k,
-        width=width,
-    )
-
-
-def shared_prefix(heads: Tensor, head: int, tail: int) -> Attend:
-    """The attention of a pack: an answer sees its prompt and its own past."""
-    if tail == 0:
-        return causal
-    return (branched if heads.device.type == "cpu" else fanned)(heads, head, tail)
-
-
-def micro_packs(groups: Sequence[Group], budget: int) -> list[list[Group]]:
-    """Groups of like size together, each list within a budget of tokens (at least one group)."""
-
-    def size(group: Group) -> tuple[int, int, int]:
-        return (group.tokens.shape[1], len(group.prompt.ids), group.prompt.key)
-
-    packs: list[list[Group]] = []
-    for group in sorted(groups, key=size):
-        width = group.tokens.shape[1]
-        k = len(group.lengths)
-        if packs:
-            lines = [*packs[-1], group]
-            longest = max(size(one)[0] for one in lines), max(size(one)[1] for one in lines)
-            uneven = width > 2 * size(packs[-1][0])[0]
-            if not uneven and len(lines) * (longest[1] + k * longest[0]) <= budget:
-                packs[-1].append(group)
-                continue
-        packs.append([group])
-    return packs
