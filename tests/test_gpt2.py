@@ -126,7 +126,11 @@ def shared_prefix_mask(heads: Tensor, head: int, k: int, tail: int) -> Tensor:
     return (same | (~is_head[None, :, None] & real_head[:, None, :]))[:, None]
 
 
-@pytest.mark.parametrize("attended", [branched, fanned])
+def fanned_by_three(lengths: Tensor, head: int, tail: int) -> Attend:
+    return fanned(lengths, head, 3, tail)
+
+
+@pytest.mark.parametrize("attended", [branched, fanned_by_three])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_answers_behind_a_prompt_see_what_the_mask_lets_them_see(
     dtype: torch.dtype, attended: Callable[[Tensor, int, int], Attend]
@@ -167,3 +171,22 @@ def test_blocks_that_are_computed_again_give_the_same_gradient() -> None:
         found.append((torch.autograd.grad(loss, list(model.parameters())), len(kept)))
     torch.testing.assert_close(found[0][0], found[1][0], atol=0, rtol=0)
     assert found[1][1] < 0.6 * found[0][1], "nothing was saved by not keeping"
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_compiled_blocks_can_be_computed_again_behind_a_prompt() -> None:
+    """An attention prepares at once what it needs: a second pass must find what the first did."""
+    shape = GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=3, n_head=2)
+    ids = torch.arange(22).view(2, 11)
+    positions = torch.tensor([0, 1, 2, 3, 4, 5, 6, 5, 6, 5, 6]).expand(2, 11)
+    slopes = []
+    for again in (False, True):
+        model = GPT2(shape).init_weights(0)
+        model.recompute = again
+        if again:
+            for block in model.h:
+                block.compile(dynamic=True, backend="aot_eager")
+        attend = fanned(torch.tensor([5, 4]), 5, 3, 2)
+        loss = model(ids, positions, attend).square().sum()
+        slopes.append(torch.autograd.grad(loss, list(model.parameters())))
+    torch.testing.assert_close(slopes[0], slopes[1], atol=1e-5, rtol=1e-4)

@@ -52,6 +52,24 @@ def test_outlooks_by_hand() -> None:
     assert worths("") == [] == worths(" E: 0.3")
 
 
+def test_a_short_truth_promises_no_more_than_there_is() -> None:
+    for known in (1, 2, 3):
+        row = PolicyRow(START, ROW.moves[:known], ROW.cp[:known])
+        assert max(worths(GOLD, row)) <= 1.0
+
+
+def test_an_echo_or_a_doubled_space_moves_no_promise_forward(tiny_folder: Path) -> None:
+    """Where a stage begins, its promise must not know the token that stands there."""
+    tokenizer = Tokenizer.load(tiny_folder)
+    echoed = " M:" + GOLD
+    ids = [[*tokenizer.encode(echoed), tokenizer.eos]]
+    found = promised(ids, [outlooks(ROW, echoed, RULES)], tokenizer)
+    assert found.stages[0, :7].tolist() == [0, 0, 1, 2, 3, 4, 4]
+    assert worths(echoed) == worths(GOLD)
+    doubled = [one.stage for one in outlooks(ROW, GOLD.replace(" g1f3", "  g1f3"), RULES)]
+    assert doubled == [1, 2, 5]
+
+
 @pytest.mark.parametrize("move", ["e2e4", "e2e5"])
 def test_a_right_board_promises_everything_and_a_wrong_one_what_it_is_worth(move: str) -> None:
     row = transition(START, move)
@@ -104,6 +122,21 @@ def test_paid_by_outlook_the_last_that_came_is_paid_the_reward() -> None:
     begun, ends = next_worths(rewards, promised)
     assert begun.tolist() == [[0.6, -0.3]]
     assert ends[0, 0].tolist() == [0.7, 0.7, 1.0]
+
+
+@pytest.mark.parametrize("baseline", ["group_mean", "rloo"])
+def test_paid_by_outlook_the_scale_is_that_of_the_answers(baseline: str) -> None:
+    """All answers begin alike: the first token earns nothing, and nothing is blown up by that."""
+    rewards = torch.tensor([[0.75, 0.55, 0.65, 0.45]], dtype=torch.float64)
+    promised = torch.full((1, 4, 1), 0.6, dtype=torch.float64)
+    stages = torch.tensor([[[0, 1]] * 4])
+    centred = rewards - rewards.mean()
+    if baseline == "rloo":
+        centred = centred * 4 / 3
+    settings = AdvantageSettings(baseline=baseline, scale="group")
+    paid = field_advantages(rewards, centred, promised, stages, 1.0, settings, paid_by="outlook")
+    assert paid[..., 0].abs().max() < 1e-9
+    assert paid[..., 1].abs().max() < 1.5
 
 
 def test_an_answer_that_never_came_so_far_neither_pays_nor_counts() -> None:

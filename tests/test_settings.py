@@ -114,6 +114,7 @@ def test_settings_come_from_defaults_then_preset_then_file_then_flags(tmp_path: 
         ("--a-temperature 0", "--a-temperature 0.0: greedy answers are all alike"),
         ("--p-top-p 1.2", "--p-top-p 1.2"),
         ("--kl-type k1_reward --top-k 5", "--kl-type k1_reward"),
+        ("--kl-type k1_reward --credit outlook", "--credit outlook with --kl-type k1_reward"),
         ("--kl-coef-min 1 --kl-coef-max 0.5", "--kl-coef-min 1.0 is above --kl-coef-max 0.5"),
         ("--loss ppo", "ppo"),
         ("--recovery-lr-factor 2", "recovery_lr_factor is 2"),

@@ -110,3 +110,27 @@ def test_token_stats_takes_this_way_on_a_gpu(monkeypatch: pytest.MonkeyPatch) ->
         hidden, head, ids, draw=Draw(temperature=0.5), ref_hidden=ref_hidden, ref_head=ref_head
     )
     assert called == [1]
+
+
+@pytest.mark.skipif(not CUDA, reason="needs a GPU")
+def test_token_stats_under_autocast_are_those_of_plain_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from rookworld.grpo import kl
+
+    found = []
+    for fused in (True, False):
+        if not fused:
+            monkeypatch.setattr(kl, "_suit_triton", lambda tensors: False)
+        hidden, head, ids, ref_hidden, ref_head = _inputs()
+        hidden.requires_grad_()
+        head.requires_grad_()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            stats = kl.token_stats(hidden, head, ids, ref_hidden=ref_hidden, ref_head=ref_head)
+        torch.autograd.backward(_mixed(stats))
+        found.append((stats, hidden.grad, head.grad))
+    (own, *slopes), (plain, *plain_slopes) = found
+    for name in ("logp", "entropy", "kl"):
+        torch.testing.assert_close(getattr(own, name), getattr(plain, name), atol=2e-3, rtol=2e-3)
+    for one, other in zip(slopes, plain_slopes, strict=True):
+        torch.testing.assert_close(one, other, atol=3e-2, rtol=3e-2)

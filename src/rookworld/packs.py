@@ -49,7 +49,8 @@ class Pack:
     @cached_property
     def attend(self) -> Attend:
         """Who may look where; made where the pack is."""
-        return shared_prefix(self.heads, self.head, self.width - 1)
+        answers, tail = self.count // len(self.heads), self.width - 1
+        return shared_prefix(self.heads, self.head, answers, tail)
 
     def to(self, device: torch.device) -> Pack:
         """The pack on another device; itself on its own."""
@@ -108,11 +109,13 @@ def pack(groups: Sequence[Group], eos: int) -> Pack:
     )
 
 
-def shared_prefix(heads: Tensor, head: int, tail: int) -> Attend:
+def shared_prefix(heads: Tensor, head: int, answers: int, tail: int) -> Attend:
     """The attention of a pack: an answer sees its prompt and its own past."""
     if tail == 0:
         return causal
-    return (branched if heads.device.type == "cpu" else fanned)(heads, head, tail)
+    if heads.device.type == "cpu":
+        return branched(heads, head, tail)
+    return fanned(heads, head, answers, tail)
 
 
 def micro_packs(groups: Sequence[Group], budget: int) -> list[list[Group]]:

@@ -327,8 +327,8 @@ class TrainSettings(RewardWeights):
     """Arithmetic of the passes; weights stay float32. `auto`: bfloat16 on CUDA; `fastest`: also on
     processors that multiply it by themselves (AVX512-BF16, AMX)."""
     recompute: bool = False
-    """Compute blocks a second time in the backward pass rather than keep what they found: larger
-    packs in the same memory, for a fifth more time."""
+    """Compute blocks a second time in the backward pass rather than keep what they found: one more
+    forward pass, and larger packs in the same memory."""
     compile: bool = False
     """Compile the block for the update."""
     shard: bool = False
@@ -370,6 +370,11 @@ class TrainSettings(RewardWeights):
             whole or (self.kl_type != "k1_reward" and self.kl_collect_cap == 0),
             "--kl-type k1_reward and --kl-collect-cap compare whole distributions; "
             "leave --top-k at 0 and --top-p at 1",
+        )
+        require(
+            self.credit != "outlook" or self.kl_type != "k1_reward" or self.gae,
+            "--credit outlook with --kl-type k1_reward: promises know nothing of a KL taken off "
+            "the reward, so the last tokens would pay for all; take --credit fields",
         )
         require(
             not self.shard or self.ref_device is None,

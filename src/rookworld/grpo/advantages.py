@@ -237,13 +237,16 @@ def field_advantages(
     noise of everything behind it too.
     """
     ends = rewards[..., None].expand_as(worths)
+    divisor = SCALES[settings.scale](centred, step_std, settings.std_floor)
     if paid_by == "outlook":
         begun, ends = next_worths(rewards, worths)
-        centred = centred + (begun - rewards) - (begun - rewards).mean(dim=1, keepdim=True)
+        moved = begun - rewards
+        moved = moved - moved.mean(dim=1, keepdim=True)
+        k = rewards.shape[1]
+        centred = centred + moved * (k / (k - 1) if settings.baseline == "rloo" else 1.0)
     later = ends - worths
     later = later - later.nanmean(dim=1, keepdim=True)
     by_stage = torch.cat([centred[..., None], later.nan_to_num(0.0)], dim=-1)
-    divisor = SCALES[settings.scale](centred, step_std, settings.std_floor)
     return clipped(by_stage.gather(-1, stages) / divisor[..., None], settings)
 
 

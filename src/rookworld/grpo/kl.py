@@ -208,7 +208,7 @@ def token_stats(
 
 
 def _suit_triton(tensors: Sequence[Tensor]) -> bool:
-    """Whether all lie whole on one GPU; shares of a sharded model and other devices do not."""
+    """Whether all lie on one GPU, as they are; a head that is cut into shares does not."""
     here = tensors[0].device
     whole = all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
     same = all(tensor.device == here for tensor in tensors)
@@ -223,7 +223,9 @@ def _stats_in_triton(
     cast = torch.is_autocast_enabled(hidden.device.type)
     dtype = torch.get_autocast_dtype(hidden.device.type) if cast else hidden.dtype
     apply: Callable[..., tuple[Tensor, ...]] = Scores.apply
-    logp, entropy, kl, ref_logp = apply(hidden, head, ids, ref_hidden, ref_head, dtype)
+    # kernels go to the current device, which need not be the tensors'
+    with torch.cuda.device(hidden.device):
+        logp, entropy, kl, ref_logp = apply(hidden, head, ids, ref_hidden, ref_head, dtype)
     return TokenStats(logp=logp, entropy=entropy, kl=kl, ref_logp=ref_logp)
 
 

@@ -27,6 +27,7 @@ class Scores(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden, head, ids, ref_hidden, ref_head, dtype):
+        ids = ids.contiguous()  # the kernels step through them one by one
         weights, ref_weights = roomy(head, dtype), roomy(ref_head, dtype)
         states, ref_states = hidden.to(dtype), ref_hidden.to(dtype)
         found = torch.empty(KEPT, len(ids), device=hidden.device)

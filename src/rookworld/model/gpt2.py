@@ -84,29 +84,27 @@ def branched(lengths: Tensor, head: int, tail: int) -> Attend:
     return attend
 
 
-def fanned(lengths: Tensor, head: int, tail: int) -> Attend:
+def fanned(lengths: Tensor, head: int, answers: int, tail: int) -> Attend:
     """The same attention for a GPU: one fused kernel for prompts, one for answers.
 
     Each answer brings its prompt's keys and values along, which costs a copy of them and saves
     every answer from being scored against all others.
     """
+    groups = len(lengths)
     real = torch.arange(head, device=lengths.device) < lengths[:, None]
     own = torch.ones(tail, tail, dtype=torch.bool, device=lengths.device).tril()
-    biases: dict[tuple[int, torch.dtype], Tensor] = {}
-
-    def bias(answers: int, dtype: torch.dtype) -> Tensor:
-        """[groups x answers, 1, tail, head + tail] once for all layers: as a mask of booleans it
-        would be turned into this by each of them."""
-        if (answers, dtype) not in biases:
-            seen = real[:, None, None].expand(-1, answers, tail, head)
-            seen = torch.cat([seen, own.expand(len(real), answers, tail, tail)], -1)
-            empty = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-            biases[answers, dtype] = empty.masked_fill(~seen, -torch.inf).flatten(0, 1)[:, None]
-        return biases[answers, dtype]
+    seen = real[:, None, None].expand(groups, answers, tail, head)
+    seen = torch.cat([seen, own.expand(groups, answers, tail, tail)], -1).flatten(0, 1)[:, None]
+    # once for all layers, each of which would turn booleans into this
+    bias = {
+        dtype: torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(
+            ~seen, -torch.inf
+        )
+        for dtype in (torch.float32, torch.bfloat16)
+    }
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        groups, heads, tokens, size = query.shape
-        answers = (tokens - head) // tail
+        _, heads, tokens, size = query.shape
         by_answer = (groups, heads, answers, tail, size)
 
         def with_prompt(prompt: Tensor, others: Tensor) -> Tensor:
@@ -121,7 +119,7 @@ def fanned(lengths: Tensor, head: int, tail: int) -> Attend:
             q_own.view(by_answer).transpose(1, 2).flatten(0, 1),
             with_prompt(k, k_own),
             with_prompt(v, v_own),
-            attn_mask=bias(answers, query.dtype),
+            attn_mask=bias[query.dtype],
         )
         seen = seen.view(groups, answers, heads, tail, size).transpose(1, 2).flatten(2, 3)
         return torch.cat([causal(q, k, v), seen], 2)

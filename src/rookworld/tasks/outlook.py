@@ -54,13 +54,18 @@ def outlooks(
     """The outlooks of a completion, in the order of the places from which they hold."""
     if isinstance(row, EnvironmentRow):
         return (Outlook(1, ".", 1, _with_board(row, text, rules, progress)),)
-    words = [word for word in strip_end(text).split(" ") if word]
-    moves = list(takewhile(lambda word: word not in ("E:", "B:"), words[words[:1] == ["M:"] :]))
+    words = strip_end(text).split(" ")
+    words = words[words[0] == "" :]
+    echoed = words[:1] == ["M:"]
+    words = words[echoed:]
+    moves = [word for word in takewhile(lambda word: word not in ("E:", "B:"), words) if word]
     if not moves:
         return ()
+    # behind a doubled space the number of spaces no longer says where a move stands
+    tidy = len(list(takewhile(bool, words)))
     begun = [
-        Outlook(n, " ", n + 1, _with_moves(row, moves[:n], rules, judge, progress))
-        for n in range(1, min(len(moves), MOST_MOVES))
+        Outlook(n, " ", n + 1 + echoed, _with_moves(row, moves[:n], rules, judge, progress))
+        for n in range(1, min(len(moves), MOST_MOVES, tidy + 1))
     ]
     listed = _with_moves(row, moves, rules, judge, progress, listed=True)
     return (*begun, Outlook(MOST_MOVES, ".", 1, listed))
@@ -86,7 +91,8 @@ def _with_moves(
         loss = win_loss(row, moves[0], truth, judge)
         best = move_quality(loss, rules.shaping) if loss is not None else 0.0
         length = len(moves) if listed else most
-        hits = sum(move in truth.moves for move in moves) + USUAL_HITS * (length - len(moves))
+        found = sum(move in truth.moves for move in moves)
+        hits = found + USUAL_HITS * min(length - len(moves), len(truth.moves) - found)
         parts["best"] = best
         parts["candidates"] = beyond_chance(hits, length, len(truth.moves), len(legal), best)
         parts["evaluations"] = USUAL_ACCURACY * hits / len(truth.moves)
