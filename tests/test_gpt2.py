@@ -131,7 +131,7 @@ def fanned_by_three(lengths: Tensor, head: int, tail: int) -> Attend:
 
 
 @pytest.mark.parametrize("attended", [branched, fanned_by_three])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_answers_behind_a_prompt_see_what_the_mask_lets_them_see(
     dtype: torch.dtype, attended: Callable[[Tensor, int, int], Attend]
 ) -> None:
@@ -148,7 +148,7 @@ def test_answers_behind_a_prompt_see_what_the_mask_lets_them_see(
         kept = seen.masked_select(real[:, None, :, None])
         (slope,) = torch.autograd.grad(kept.float().square().sum(), parts)
         found.append((kept, slope))
-    close = {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
+    close = {torch.float64: 1e-5, torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
     torch.testing.assert_close(found[0][0], found[1][0], atol=close, rtol=close)
     torch.testing.assert_close(found[0][1], found[1][1], atol=close, rtol=close)
 

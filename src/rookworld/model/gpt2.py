@@ -93,12 +93,12 @@ def fanned(lengths: Tensor, head: int, answers: int, tail: int) -> Attend:
     groups = len(lengths)
     real = torch.arange(head, device=lengths.device) < lengths[:, None]
     own = torch.ones(tail, tail, dtype=torch.bool, device=lengths.device).tril()
-    seen = real[:, None, None].expand(groups, answers, tail, head)
-    seen = torch.cat([seen, own.expand(groups, answers, tail, tail)], -1).flatten(0, 1)[:, None]
+    sees = real[:, None, None].expand(groups, answers, tail, head)
+    sees = torch.cat([sees, own.expand(groups, answers, tail, tail)], -1).flatten(0, 1)[:, None]
     # once for all layers, each of which would turn booleans into this
     bias = {
-        dtype: torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(
-            ~seen, -torch.inf
+        dtype: torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill(
+            ~sees, -torch.inf
         )
         for dtype in (torch.float32, torch.bfloat16)
     }
@@ -119,7 +119,7 @@ def fanned(lengths: Tensor, head: int, answers: int, tail: int) -> Attend:
             q_own.view(by_answer).transpose(1, 2).flatten(0, 1),
             with_prompt(k, k_own),
             with_prompt(v, v_own),
-            attn_mask=bias[query.dtype],
+            attn_mask=bias.get(query.dtype, sees),
         )
         seen = seen.view(groups, answers, heads, tail, size).transpose(1, 2).flatten(2, 3)
         return torch.cat([causal(q, k, v), seen], 2)
