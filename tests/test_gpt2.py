@@ -110,8 +110,9 @@ def test_initial_weights_depend_on_the_seed_alone() -> None:
 def masked(mask: Tensor) -> Attend:
     """Attention under `mask` [batch or 1, 1, tokens, tokens], true where a token may look."""
 
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    def attend(qkv: Tensor) -> Tensor:
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2)
 
     return attend
 
@@ -126,6 +127,11 @@ def shared_prefix_mask(heads: Tensor, head: int, k: int, tail: int) -> Tensor:
     return (same | (~is_head[None, :, None] & real_head[:, None, :]))[:, None]
 
 
+def in_one_line(lines: Tensor, head: int) -> Tensor:
+    """[groups, tokens, …] -> [1, groups x tokens, …], all prompts before all answers."""
+    return torch.cat([lines[:, :head].flatten(0, 1), lines[:, head:].flatten(0, 1)])[None]
+
+
 def fanned_by_three(lengths: Tensor, head: int, tail: int) -> Attend:
     return fanned(lengths, head, 3, tail)
 
@@ -138,16 +144,18 @@ def test_answers_behind_a_prompt_see_what_the_mask_lets_them_see(
     torch.manual_seed(0)
     lengths, head, k, tail = torch.tensor([5, 3]), 5, 3, 4
     mask = shared_prefix_mask(lengths, head, k, tail)
+    lines = torch.randn(2, head + k * tail, 3, 2, 8).to(dtype)
+    real = torch.cat([torch.arange(head) < lengths[:, None], torch.ones(2, k * tail) > 0], 1)
     found = []
-    for attend in (masked(mask), attended(lengths, head, tail)):
-        torch.manual_seed(1)
-        # laid out as the layer hands them over: one product's columns
-        parts = torch.randn(2, head + k * tail, 3, 2, 8).to(dtype).requires_grad_()
-        seen = attend(*parts.permute(2, 0, 3, 1, 4))
-        real = torch.cat([torch.arange(head) < lengths[:, None], torch.ones(2, k * tail) > 0], 1)
-        kept = seen.masked_select(real[:, None, :, None])
-        (slope,) = torch.autograd.grad(kept.float().square().sum(), parts)
-        found.append((kept, slope))
+    for attend, given, counts in (
+        (masked(mask), lines, real),
+        (attended(lengths, head, tail), in_one_line(lines, head), in_one_line(real, head)),
+    ):
+        parts = given.clone().requires_grad_()
+        seen = attend(parts) * counts[..., None, None]
+        (slope,) = torch.autograd.grad(seen.float().square().sum(), parts)
+        alike = [x if given is not lines else in_one_line(x, head) for x in (seen, slope)]
+        found.append(alike)
     close = {torch.float64: 1e-5, torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
     torch.testing.assert_close(found[0][0], found[1][0], atol=close, rtol=close)
     torch.testing.assert_close(found[0][1], found[1][1], atol=close, rtol=close)
@@ -173,12 +181,12 @@ def test_blocks_that_are_computed_again_give_the_same_gradient() -> None:
     assert found[1][1] < 0.6 * found[0][1], "nothing was saved by not keeping"
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.*should not be instantiated")
 def test_compiled_blocks_can_be_computed_again_behind_a_prompt() -> None:
     """An attention prepares at once what it needs: a second pass must find what the first did."""
     shape = GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=3, n_head=2)
-    ids = torch.arange(22).view(2, 11)
-    positions = torch.tensor([0, 1, 2, 3, 4, 5, 6, 5, 6, 5, 6]).expand(2, 11)
+    ids = torch.arange(22)[None]
+    positions = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6, 5, 6, 5, 6, 5, 6, 5, 6, 5, 6])
     slopes = []
     for again in (False, True):
         model = GPT2(shape).init_weights(0)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rookworld.model.gpt2 import Attend, branched, causal, fanned
+from rookworld.model.gpt2 import Attend, abreast, branched, fanned
 from rookworld.rollout import Group
 
 
@@ -22,13 +22,14 @@ from rookworld.rollout import Group
 class Pack:
     """Groups as one forward pass in which every prompt is computed once.
 
-    A line holds a prompt and behind it its K answers; an answer sees the prompt and itself.
+    One line holds all prompts and behind them all answers, K a prompt; an answer sees its prompt
+    and itself.
     """
 
     ids: Tensor
-    """[groups, tokens]."""
+    """[1, tokens]."""
     positions: Tensor
-    """[groups, tokens]: each answer's positions go on from the prompt's."""
+    """[1, tokens]: each answer's positions go on from its prompt's."""
     heads: Tensor
     """[groups] each prompt's tokens."""
     head: int
@@ -84,25 +85,25 @@ def pack(groups: Sequence[Group], eos: int) -> Pack:
     for number, group in enumerate(groups):
         answers[number, :, : group.tokens.shape[1]] = group.tokens
     lengths = torch.stack([group.lengths for group in groups])
-    ids = torch.cat([prompts.to(device), answers[:, :, :tail].reshape(len(groups), k * tail)], 1)
+    ids = torch.cat([prompts.to(device).flatten(), answers[:, :, :tail].flatten()])[None]
     place = torch.arange(tail, device=device)
     # padding stays at 0: behind a long prompt it could stand beyond the model's last position
     after = torch.where(place < lengths[:, :, None], heads[:, None, None] + place, 0)
-    positions = torch.cat(
-        [torch.arange(head, device=device).expand(len(groups), head), after.flatten(1)], 1
-    )
+    positions = torch.cat([torch.arange(head, device=device).repeat(len(groups)), after.flatten()])
     line, answer, step = (torch.arange(width, device=device) < lengths[:, :, None]).nonzero(
         as_tuple=True
     )
-    before = torch.where(step == 0, heads[line] - 1, head + answer * tail + step - 1)
+    sequence = line * k + answer
+    begun = len(groups) * head + sequence * tail + step - 1
+    before = torch.where(step == 0, line * head + heads[line] - 1, begun)
     return Pack(
         ids=ids,
-        positions=positions,
+        positions=positions[None],
         heads=heads,
         head=head,
-        sources=line * ids.shape[1] + before,
+        sources=before,
         targets=answers[line, answer, step],
-        sequences=line * k + answer,
+        sequences=sequence,
         places=step,
         count=len(groups) * k,
         width=width,
@@ -112,7 +113,7 @@ def pack(groups: Sequence[Group], eos: int) -> Pack:
 def shared_prefix(heads: Tensor, head: int, answers: int, tail: int) -> Attend:
     """The attention of a pack: an answer sees its prompt and its own past."""
     if tail == 0:
-        return causal
+        return abreast(len(heads))
     if heads.device.type == "cpu":
         return branched(heads, head, tail)
     return fanned(heads, head, answers, tail)

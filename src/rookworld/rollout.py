@@ -267,15 +267,19 @@ def promised(
     ids = np.array(answers)
     worths = np.full((len(answers), STAGES - 1), np.nan)
     stages = np.zeros(ids.shape, dtype=np.int64)
-    # a model may have more ids than the tokenizer has tokens: they hold nothing
-    known = np.minimum(ids, tokenizer.vocab_size)
-    tables = {sign: holding(tokenizer, sign)[known].cumsum(1) for sign in SIGNS}
-    for number, outlooks in enumerate(found):
-        for outlook in outlooks:
-            reached = tables[outlook.sign][number] >= outlook.nth
-            if reached.any():
+    listed = [(number, outlook) for number, outlooks in enumerate(found) for outlook in outlooks]
+    if listed:
+        # a model may have more ids than the tokenizer has tokens: they hold nothing
+        known = np.minimum(ids, tokenizer.vocab_size)
+        seen = np.stack([holding(tokenizer, sign)[known].cumsum(1) for sign in SIGNS])
+        sign = [SIGNS.index(outlook.sign) for _, outlook in listed]
+        nth = np.array([outlook.nth for _, outlook in listed])
+        # a group at a time: a call for every outlook took longer than the judging of answers
+        before = (seen[sign, [number for number, _ in listed]] < nth[:, None]).sum(1)
+        for (number, outlook), place in zip(listed, before.tolist(), strict=True):
+            if place < ids.shape[1]:
                 worths[number, outlook.stage - 1] = outlook.worth
-                stages[number, reached] = outlook.stage
+                stages[number, place:] = outlook.stage
     return Promises(torch.from_numpy(worths), torch.from_numpy(stages))
 
 

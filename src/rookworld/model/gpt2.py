@@ -12,14 +12,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(query, key, value), each [batch, heads, tokens, head size] -> attended, same shape."""
+Attend = Callable[[Tensor], Tensor]
+"""Queries, keys and values [batch, tokens, 3, heads, head size] -> [batch, tokens, heads, size]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,44 +45,60 @@ class GPT2Config:
         return self.n_inner or 4 * self.n_embd
 
 
-def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def causal(qkv: Tensor) -> Tensor:
     """Every token sees itself and what came before."""
-    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    query, key, value = qkv.permute(2, 0, 3, 1, 4)
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2)
 
 
-def causal_in_float32(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def causal_in_float32(qkv: Tensor) -> Tensor:
     """`causal` for the CPU, where the gradient of its bf16 kernel takes seven times as long."""
     with torch.autocast("cpu", enabled=False):
-        return causal(query.float(), key.float(), value.float()).to(value.dtype)
+        return causal(qkv.float()).to(qkv.dtype)
+
+
+def abreast(lines: int) -> Attend:
+    """`causal` for lines of one length that stand one behind the other in a single one."""
+    return lambda qkv: causal(qkv.reshape(lines, -1, *qkv.shape[2:])).flatten(0, 1)[None]
 
 
 def branched(lengths: Tensor, head: int, tail: int) -> Attend:
-    """Lines of a prompt (`head` tokens, the first `lengths` real) and answers of `tail` tokens.
+    """One line of all prompts (`head` tokens, the first `lengths` real), then all answers.
 
-    An answer sees the prompt and its own past. For the CPU: what nobody may see is not computed,
-    which is two thirds and more of such a line.
+    Each prompt has as many answers, of `tail` tokens; an answer sees the prompt and its own past.
+    For the CPU: what nobody may see is not computed, which is nearly all of such a line.
     """
     hidden = torch.arange(head, device=lengths.device) >= lengths[:, None]
     bias = torch.zeros(hidden.shape, device=lengths.device).masked_fill(hidden, -torch.inf)
     later = torch.full((tail, tail), -torch.inf, device=lengths.device).triu(1)
+    groups = len(lengths)
 
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        groups, heads, tokens, size = query.shape
-        answers = (groups, heads, -1, tail, size)
-        # split, not slices: each slice's gradient would be a tensor of zeros of the whole's size
-        (q, q_own), (k, k_own), (v, v_own) = (
-            torch.split(x, [head, tokens - head], 2) for x in (query, key, value)
-        )
-        prompt = causal_in_float32(q, k, v)
-        asked = q_own * (1 / math.sqrt(size))
-        own = asked.reshape(answers) @ k_own.reshape(answers).transpose(-1, -2) + later
-        shared = asked @ k.transpose(-1, -2) + bias[:, None, None]
+    def attend(qkv: Tensor) -> Tensor:
+        prompts, answers = prompts_and_answers(qkv, groups, head, tail)
+        _, k, v = prompts.permute(2, 0, 3, 1, 4)
+        q_own, k_own, v_own = answers.permute(3, 0, 4, 1, 2, 5)
+        asked = (q_own * (1 / math.sqrt(qkv.shape[-1]))).contiguous()
+        own = asked @ k_own.transpose(-1, -2) + later
+        shared = asked.flatten(2, 3) @ k.transpose(-1, -2) + bias[:, None, None]
         scores = torch.cat([shared.view(*own.shape[:-1], head), own], -1)
-        p, p_own = torch.split(scores.softmax(-1).to(value.dtype), [head, tail], -1)
-        seen = p.flatten(2, 3) @ v + (p_own @ v_own.reshape(answers)).flatten(2, 3)
-        return torch.cat([prompt, seen], 2)
+        p, p_own = torch.split(scores.softmax(-1).to(qkv.dtype), [head, tail], -1)
+        seen = (p.flatten(2, 3) @ v).view(asked.shape) + p_own @ v_own
+        return one_line(causal_in_float32(prompts), seen.permute(0, 2, 3, 1, 4))
 
     return attend
+
+
+def prompts_and_answers(qkv: Tensor, groups: int, head: int, tail: int) -> tuple[Tensor, Tensor]:
+    """The two parts of a line: [groups, head, …] and [groups, answers, tail, …]."""
+    # split, not slices: each slice's gradient would be a tensor of zeros of the whole's size
+    first, each = groups * head, qkv.shape[2:]
+    prompts, answers = torch.split(qkv[0], [first, qkv.shape[1] - first])
+    return prompts.view(groups, head, *each), answers.view(groups, -1, tail, *each)
+
+
+def one_line(prompts: Tensor, answers: Tensor) -> Tensor:
+    """[…, heads, size] each -> [1, tokens, heads, size], as `prompts_and_answers` found them."""
+    return torch.cat([part.flatten(0, -3) for part in (prompts, answers)])[None]
 
 
 def fanned(lengths: Tensor, head: int, answers: int, tail: int) -> Attend:
@@ -103,28 +120,57 @@ def fanned(lengths: Tensor, head: int, answers: int, tail: int) -> Attend:
         for dtype in (torch.float32, torch.bfloat16)
     }
 
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        _, heads, tokens, size = query.shape
-        by_answer = (groups, heads, answers, tail, size)
-
-        def with_prompt(prompt: Tensor, others: Tensor) -> Tensor:
-            shared = prompt[:, None].expand(groups, answers, heads, head, size)
-            return torch.cat([shared, others.view(by_answer).transpose(1, 2)], 3).flatten(0, 1)
-
-        # split, not slices: each slice's gradient would be a tensor of zeros of the whole's size
-        (q, q_own), (k, k_own), (v, v_own) = (
-            torch.split(x, [head, tokens - head], 2) for x in (query, key, value)
-        )
-        seen = F.scaled_dot_product_attention(
-            q_own.view(by_answer).transpose(1, 2).flatten(0, 1),
-            with_prompt(k, k_own),
-            with_prompt(v, v_own),
-            attn_mask=bias.get(query.dtype, sees),
-        )
-        seen = seen.view(groups, answers, heads, tail, size).transpose(1, 2).flatten(2, 3)
-        return torch.cat([causal(q, k, v), seen], 2)
+    def attend(qkv: Tensor) -> Tensor:
+        prompts, *own = FanOut.apply(qkv, groups, head, tail)  # type: ignore[no-untyped-call]
+        query, keys, values = (part.flatten(0, 1).transpose(1, 2) for part in own)
+        mask = bias.get(qkv.dtype, sees)
+        seen = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+        return one_line(causal(prompts), seen.transpose(1, 2))
 
     return attend
+
+
+class FanOut(torch.autograd.Function):
+    """A line -> its prompts, and the answers' queries, keys and values, prompts' before their own.
+
+    [1, tokens, 3, heads, size] -> [groups, head, 3, heads, size], [groups, answers, tail, heads,
+    size] and twice [groups, answers, head + tail, heads, size]. By autograd alone the gradient
+    would be put together four times over.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, qkv: Tensor, groups: int, head: int, tail: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        ctx.shape, ctx.sizes = qkv.shape, (groups, head, tail)
+        prompts, answers = prompts_and_answers(qkv, groups, head, tail)
+        query, own = answers[:, :, :, 0], answers[:, :, :, 1:]
+        both = own.new_empty(*own.shape[:2], head + tail, *own.shape[3:])
+        put(both[:, :, :head], prompts[:, None, :, 1:])
+        put(both[:, :, head:], own)
+        return prompts, query, both[:, :, :, 0], both[:, :, :, 1]
+
+    @staticmethod
+    def backward(
+        ctx: Any, of_prompts: Tensor, of_query: Tensor, of_keys: Tensor, of_values: Tensor
+    ) -> tuple[Tensor, None, None, None]:
+        groups, head, tail = ctx.sizes
+        slope = of_query.new_empty(ctx.shape)
+        prompts, answers = prompts_and_answers(slope, groups, head, tail)
+        put(prompts, of_prompts)
+        put(answers[:, :, :, 0], of_query)
+        for place, fanned in ((1, of_keys), (2, of_values)):
+            prompts[:, :, place] += fanned[:, :, :head].sum(1)
+            put(answers[:, :, :, place], fanned[:, :, head:])
+        return slope, None, None, None
+
+
+def put(into: Tensor, x: Tensor) -> None:
+    """Copy, in words of 8 bytes where rows are made of them: GPUs pay for strides by element."""
+    rows = all(t.stride(-1) == 1 and t.shape[-1] * t.element_size() % 8 == 0 for t in (into, x))
+    if rows and into.dtype is x.dtype:
+        into, x = into.view(torch.int64), x.view(torch.int64)
+    into.copy_(x)
 
 
 class Attention(nn.Module):
@@ -137,8 +183,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, attend: Attend, wanted: Tensor | None) -> Tensor:
         batch, tokens, width = x.shape
         qkv = self.c_attn(x).view(batch, tokens, 3, self.n_head, width // self.n_head)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        seen = attend(query, key, value).transpose(1, 2).reshape(batch, tokens, width)
+        seen = attend(qkv).reshape(batch, tokens, width)
         projected: Tensor = self.c_proj(chosen(seen, wanted))
         return projected
 
