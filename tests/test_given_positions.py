@@ -144,6 +144,8 @@ def test_what_cannot_be_is_named(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, "A", walked(3))
     with pytest.raises(ConfigError, match="--positions and --games"):
         replace(settings, games=(tmp_path / "games.pgn",))
+    with pytest.raises(ConfigError, match="--moves ends needs --task A and --positions"):
+        replace(settings, positions=(), moves="ends")
     wrong: list[tuple[list[Any], str]] = [
         ([{"fen": "8/8 w - -"}], "row 0: not a FEN.*8/8 w"),
         ([{"fen": chess.STARTING_FEN}, {"move": "e2e4"}], "row 1: no 'fen'"),
@@ -232,11 +234,11 @@ def test_all_classes_and_counters_occur(played: list[dict[str, Any]]) -> None:
 def test_moves_are_drawn_by_their_shares() -> None:
     rng, legal = random.Random(3), {move.uci() for move in chess.Board(TOWERS).legal_moves}
     moves = Counter(chosen_move(chess.Board(TOWERS), ["a1a2"], rng) for _ in range(4000))
-    assert abs(moves["a1a2"] / 4000 - SHARES["listed"]) < 0.03
+    assert abs(moves["a1a2"] / 4000 - SHARES["all"]["listed"]) < 0.03
     assert 0.10 < (moves["a1a8"] + moves["h1h8"]) / 4000 < 0.17
     assert 0.10 < (moves["e1g1"] + moves["e1c1"]) / 4000 < 0.20
     unknown = sum(n for move, n in moves.items() if move not in legal) / 4000
-    assert abs(unknown - SHARES["illegal"] - SHARES["unparsable"]) < 0.03
+    assert abs(unknown - SHARES["all"]["illegal"] - SHARES["all"]["unparsable"]) < 0.03
     start = Counter(chosen_move(chess.Board(), [], rng) for _ in range(2000))
     assert {move.uci() for move in chess.Board().legal_moves} < set(start)
 
@@ -279,3 +281,20 @@ def test_special_moves_are_the_legal_ones() -> None:
             assert set(found) == special and len(found) == len(special)
             seen += bool(special)
     assert seen > 30
+
+
+def test_ends_are_mates_and_checks_and_draws(tmp_path: Path) -> None:
+    given = mate_records(random.Random(1), 1, 120)
+    rows = {
+        moves: made(
+            settings_of(tmp_path, "A", given, moves=moves, out=tmp_path / f"{moves}.parquet")
+        )
+        for moves in ("all", "ends")
+    }
+    shares = {moves: Counter(row["kind"] for row in found) for moves, found in rows.items()}
+    assert shares["ends"]["mate"] > 1.3 * shares["all"]["mate"] > 0
+    checks = sum(
+        chess.Board(row["next_fen"]).is_check() and row["kind"] != "mate" for row in rows["ends"]
+    )
+    assert checks > 15
+    assert shares["ends"]["illegal"] < shares["all"]["illegal"]

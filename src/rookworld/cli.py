@@ -26,7 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "analyze": ("studies:analyze", "what runs amount to, as a table in the terminal"),
     "report": ("studies:report", "runs as one HTML page: curves, boards, comparisons"),
     "sweep": ("studies:sweep", "many trainings over a space of settings"),
-    "data": ("rows:data", "generate, import, show or pack rows"),
+    "data": ("rows:data", "generate, import, show, pack or mine rows"),
     "uci": ("playing:uci", "the model as a UCI engine for any chess program"),
     "export": ("playing:export", "a Hugging Face folder with a model card"),
 }

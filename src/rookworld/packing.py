@@ -223,6 +223,19 @@ def join(parts: Sequence[Packed]) -> Packed:
     )
 
 
+def taken(packed: Packed, rows: NDArray[np.int64]) -> Packed:
+    """Some rows, as wide as the longest of them."""
+    width = int(packed.lengths[rows].max(initial=1))
+    return Packed(
+        packed.tokens[rows, :width],
+        packed.fields[rows, :width],
+        packed.prompts[rows],
+        packed.lengths[rows],
+        packed.choices[rows],
+        packed.shares[rows],
+    )
+
+
 NAMES = ("tokens", "fields", "prompts", "lengths", "choices", "shares")
 
 

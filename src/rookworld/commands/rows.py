@@ -1,4 +1,4 @@
-"""`rookworld data`: make, convert, look at and pack rows."""
+"""`rookworld data`: make, convert, look at, pack and pick rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rookworld.data.generate import GenerateSettings, generate
 from rookworld.data.imports import ImportSettings, import_rows
 from rookworld.data.show import ShowSettings
 from rookworld.data.show import show as show_rows
-from rookworld.errors import ConfigError
+from rookworld.errors import ConfigError, DataError
 
 
 def data(args: list[str]) -> int:
@@ -23,9 +23,10 @@ def data(args: list[str]) -> int:
         "import": _import,
         "show": _show,
         "pack": _pack,
+        "mine": _mine,
     }
     if not args or args[0] in ("-h", "--help"):
-        print("usage: rookworld data {generate,import,show,pack} [flags]")
+        print("usage: rookworld data {generate,import,show,pack,mine} [flags]")
         return 0
     if args[0] not in actions:
         hint = suggestion(args[0], actions)
@@ -109,4 +110,61 @@ def _pack(args: list[str]) -> int:
             path = settings.out.with_name(f"{settings.out.stem}-{name}{settings.out.suffix}")
         packing.save_packed(packed, path)
         print(f"{path}: {packing.summary(packed)}")
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MineSettings:
+    """Keep the rows that a model finds hard, packed for `rookworld pretrain --data`."""
+
+    model: str = "nano"
+    """Model whose answers are looked at."""
+    sources: tuple[str, ...] = ()
+    """Rows to look at: files (Parquet, JSONL, packed .npz), embedded:PART, or hub ids."""
+    out: Path = Path("hard.npz")
+    """File to write."""
+    least: float = 0.1
+    """Loss, in nats, that the least likely token of a row's answer has at least."""
+    most: int = 250_000
+    """Rows to keep, the hardest."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:N`."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work, naming the value and the remedy."""
+        if not self.sources:
+            raise ConfigError("give a model and rows: rookworld data mine MODEL ROWS [ROWS …]")
+        if self.most < 1:
+            raise ConfigError(f"--most {self.most}: give 1 or more")
+        if not self.least >= 0:
+            raise ConfigError(f"--least {self.least}: give 0 or more")
+
+
+def _mine(args: list[str]) -> int:
+    from rookworld import packing
+    from rookworld.distributed import start
+    from rookworld.mining import hardest, worst_losses
+    from rookworld.model.tokenizer import Tokenizer
+    from rookworld.model.weights import load_model, resolve_folder
+    from rookworld.sources import pack_source
+
+    named, rest = leading(args)
+    flags = ["--model", named[0], "--sources", *named[1:]] if named[1:] else []
+    settings = parse(MineSettings, [*flags, *rest], command="rookworld data mine")
+    folder = resolve_folder(settings.model)
+    model, tokenizer = load_model(folder, start(settings.device)), Tokenizer.load(folder)
+    packed = packing.join(
+        [
+            one
+            for source in settings.sources
+            for one, _ in pack_source(source, tokenizer, hard=0.5, softness=0.03)
+        ]
+    )
+    with bar("rows looked at") as progress:
+        losses = worst_losses(model, packed, progress=progress.update)
+    kept = hardest(packed, losses, least=settings.least, most=settings.most)
+    if not len(kept):
+        raise DataError(f"no row is as hard as --least {settings.least}: lower it")
+    packing.save_packed(kept, settings.out)
+    print(f"{settings.out}: {len(kept):,} of {len(packed):,} rows")
     return 0

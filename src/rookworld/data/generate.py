@@ -27,6 +27,7 @@ from rookworld.data.mates import mate_records, varied_mate
 from rookworld.data.positions import (
     POSITIONS_PER_CHUNK,
     SHARES,
+    Moves,
     count_positions,
     kept_positions,
     labelled_records,
@@ -100,6 +101,9 @@ class GenerateSettings:
     """Files of rows (Parquet, JSONL) whose positions are used: P labels each of them, A plays one
     move in each, mate changes a man or two and keeps those that still have a mate."""
 
+    moves: Moves = "all"
+    """A with --positions: moves of every sort, or `ends`: mates, checks that do not mate, draws."""
+
     games_share: float = 1.0
     """P, A: share of the rows that come from the given games; the rest is played."""
 
@@ -124,6 +128,8 @@ class GenerateSettings:
                 raise ConfigError(f"--{name}: {getattr(self, name)} is not between 0 and 1")
         if self.out.suffix != ".parquet":
             raise ConfigError(f"--out: {self.out} does not end in .parquet")
+        if self.moves != "all" and not (self.positions and self.task == "A"):
+            raise ConfigError(f"--moves {self.moves} needs --task A and --positions")
         if self.positions and self.games:
             raise ConfigError("--positions and --games: rows are made from one of them, not both")
         _ = self.part
@@ -270,7 +276,7 @@ def chunk_origin(settings: GenerateSettings) -> dict[str, Any]:
     if settings.positions:
         origin["positions"] = [path.name for path in settings.positions]
     if settings.positions and settings.task == "A":
-        origin["shares"] = SHARES
+        origin["shares"] = SHARES[settings.moves]
     return origin
 
 
@@ -341,7 +347,7 @@ def environment_records(
     rng = chunk_rng(settings, number)
     if settings.positions and store:
         given = given_positions(settings, store, number)
-        rows = (played_record(fen, listed, rng) for fen, listed in given)
+        rows = (played_record(fen, listed, rng, settings.moves) for fen, listed in given)
         return [row for row in rows if row is not None]
     games = given_games(settings, store, number)
     return transition_records(rng, settings.proportions, A_ROWS_PER_CHUNK, games)

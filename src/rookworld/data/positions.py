@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import chess
 
@@ -35,17 +35,25 @@ Record = dict[str, Any]
 
 POSITIONS_PER_CHUNK = {"P": 200, "A": 1_000, "mate": 1_000}
 
-SHARES = {
-    "listed": 0.25,
-    "any": 0.13,
-    "tense": 0.22,
-    "check": 0.12,
-    "special": 0.11,
-    "drawing": 0.05,
-    "illegal": 0.09,
-    "unparsable": 0.03,
+Moves = Literal["all", "ends"]
+
+SHARES: dict[Moves, dict[str, float]] = {
+    "all": {
+        "listed": 0.25,
+        "any": 0.13,
+        "tense": 0.22,
+        "check": 0.12,
+        "special": 0.11,
+        "drawing": 0.05,
+        "illegal": 0.09,
+        "unparsable": 0.03,
+    },
+    "ends": {"listed": 0.3, "check": 0.3, "drawing": 0.2, "tense": 0.1, "any": 0.1},
 }
-"""A: how a row's move is drawn; any legal one where a position has none of the sort."""
+"""A: how a row's move is drawn; any legal one where a position has none of the sort.
+
+`ends` is for positions with a mate or few men: whether a game is over is the hardest to learn.
+"""
 
 FEW_MEN = 9
 """A: with more men than this a move hardly ever draws, and looking costs time."""
@@ -129,14 +137,16 @@ def labelled_records(
             yield analysis_record(fen, label(engine, fen, settings))
 
 
-def played_record(fen: str, listed: Sequence[str], rng: random.Random) -> Record | None:
+def played_record(
+    fen: str, listed: Sequence[str], rng: random.Random, moves: Moves = "all"
+) -> Record | None:
     """One move in a position as an A row, with the move alone for a history."""
     if rng.random() < OTHER_COUNTERS:
         fen = with_counters(fen, rng.randrange(MAX_HALFMOVE), rng.randrange(1, MAX_FULLMOVE))
     board = playable(fen)
     if board is None or board.fullmove_number >= MAX_FULLMOVE:
         return None
-    return row_record(transition(fen, chosen_move(board, listed, rng)))
+    return row_record(transition(fen, chosen_move(board, listed, rng, moves)))
 
 
 def with_counters(fen: str, halfmove: int, fullmove: int) -> str:
@@ -145,12 +155,15 @@ def with_counters(fen: str, halfmove: int, fullmove: int) -> str:
     return fen if fields[3] != "-" else " ".join([*fields, str(halfmove), str(fullmove)])
 
 
-def chosen_move(board: chess.Board, listed: Sequence[str], rng: random.Random) -> str:
+def chosen_move(
+    board: chess.Board, listed: Sequence[str], rng: random.Random, moves: Moves = "all"
+) -> str:
     """A move of a sort drawn by `SHARES`.
 
     Lists hold good moves: alone they would teach that every check mates and every move is legal.
     """
-    sort = rng.choices(list(SHARES), list(SHARES.values()))[0]
+    shares = SHARES[moves]
+    sort = rng.choices(list(shares), list(shares.values()))[0]
     match sort:
         case "unparsable":
             return unparsable_move(board, rng)
