@@ -298,3 +298,8 @@ def test_ends_are_mates_and_checks_and_draws(tmp_path: Path) -> None:
     )
     assert checks > 15
     assert shares["ends"]["illegal"] < shares["all"]["illegal"]
+    ending, rng = chess.Board("7k/5Q2/8/8/8/8/8/K7 w - - 0 1"), random.Random(0)
+    drawing = {move.uci() for move in drawing_moves(ending)}
+    played = [chosen_move(ending, [], rng, "ends") for _ in range(1000)]
+    assert "f7g6" in drawing
+    assert sum(move in drawing for move in played) > 190

@@ -12,7 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rookworld.model.gpt2 import GPT2, Attend, GPT2Config, branched, fanned
+from rookworld.model.gpt2 import (
+    GPT2,
+    Attend,
+    GPT2Config,
+    abreast,
+    branched,
+    causal,
+    fanned,
+    put,
+)
 from rookworld.model.weights import load_model
 
 
@@ -132,24 +141,22 @@ def in_one_line(lines: Tensor, head: int) -> Tensor:
     return torch.cat([lines[:, :head].flatten(0, 1), lines[:, head:].flatten(0, 1)])[None]
 
 
-def fanned_by_three(lengths: Tensor, head: int, tail: int) -> Attend:
-    return fanned(lengths, head, 3, tail)
-
-
-@pytest.mark.parametrize("attended", [branched, fanned_by_three])
+@pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("k", "tail", "size"), [(3, 4, 8), (1, 4, 8), (3, 1, 8), (2, 3, 5)])
 def test_answers_behind_a_prompt_see_what_the_mask_lets_them_see(
-    dtype: torch.dtype, attended: Callable[[Tensor, int, int], Attend]
+    dtype: torch.dtype, k: int, tail: int, size: int, on_gpu: bool
 ) -> None:
     torch.manual_seed(0)
-    lengths, head, k, tail = torch.tensor([5, 3]), 5, 3, 4
+    lengths, head = torch.tensor([5, 3]), 5
+    of_pack = fanned(lengths, head, k, tail) if on_gpu else branched(lengths, head, tail)
     mask = shared_prefix_mask(lengths, head, k, tail)
-    lines = torch.randn(2, head + k * tail, 3, 2, 8).to(dtype)
+    lines = torch.randn(2, head + k * tail, 3, 2, size).to(dtype)
     real = torch.cat([torch.arange(head) < lengths[:, None], torch.ones(2, k * tail) > 0], 1)
     found = []
     for attend, given, counts in (
         (masked(mask), lines, real),
-        (attended(lengths, head, tail), in_one_line(lines, head), in_one_line(real, head)),
+        (of_pack, in_one_line(lines, head), in_one_line(real, head)),
     ):
         parts = given.clone().requires_grad_()
         seen = attend(parts) * counts[..., None, None]
@@ -159,6 +166,31 @@ def test_answers_behind_a_prompt_see_what_the_mask_lets_them_see(
     close = {torch.float64: 1e-5, torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
     torch.testing.assert_close(found[0][0], found[1][0], atol=close, rtol=close)
     torch.testing.assert_close(found[0][1], found[1][1], atol=close, rtol=close)
+
+
+def test_prompts_abreast_do_not_see_each_other() -> None:
+    lines = torch.randn(2, 5, 3, 2, 8)
+    expected = torch.cat([causal(line[None]) for line in lines], 1)
+    torch.testing.assert_close(abreast(2)(lines.flatten(0, 1)[None]), expected)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.zeros(2, 4, 8),
+        lambda: torch.zeros(2, 4, 5),
+        lambda: torch.zeros(40).as_strided((2, 4), (5, 1), 1),
+        lambda: torch.zeros(8, 4).t(),
+    ],
+)
+def test_a_copy_is_a_copy_however_it_is_laid_out(make: Callable[[], Tensor]) -> None:
+    into = make()
+    given = torch.randn(into.shape)
+    put(into, given)
+    assert torch.equal(into, given)
+    again = torch.zeros(into.shape)
+    put(again, into)
+    assert torch.equal(again, given)
 
 
 def test_blocks_that_are_computed_again_give_the_same_gradient() -> None:

@@ -82,7 +82,7 @@ def place(
             raise ConfigError(
                 f"a row of {longest} tokens does not fit --n-positions {settings.n_positions}"
             )
-        symmetric = not bool((packed.fields[:100] == packing.STATE).any())
+        symmetric = not bool((packed.fields == packing.STATE).any())
         placed.append(Source(packed, on_device(packed, device), count, longest, symmetric))
     return placed
 

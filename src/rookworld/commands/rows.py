@@ -115,18 +115,19 @@ def _pack(args: list[str]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class MineSettings:
-    """Keep the rows that a model finds hard, packed for `rookworld pretrain --data`."""
+    """MODEL ROWS [ROWS …]: keep environment rows that a model finds hard, packed to train on."""
 
     model: str = "nano"
     """Model whose answers are looked at."""
     sources: tuple[str, ...] = ()
-    """Rows to look at: files (Parquet, JSONL, packed .npz), embedded:PART, or hub ids."""
+    """Files of A rows (Parquet, JSONL, packed .npz), embedded:PART, or hub ids; others are passed
+    over."""
     out: Path = Path("hard.npz")
     """File to write."""
     least: float = 0.1
-    """Loss, in nats, that the least likely token of a row's answer has at least."""
+    """Keep rows whose least likely answer token has at least this loss, in nats."""
     most: int = 250_000
-    """Rows to keep, the hardest."""
+    """Keep at most this many, the hardest."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
 
@@ -138,28 +139,34 @@ class MineSettings:
             raise ConfigError(f"--most {self.most}: give 1 or more")
         if not self.least >= 0:
             raise ConfigError(f"--least {self.least}: give 0 or more")
+        if self.out.suffix != ".npz":
+            raise ConfigError(f"--out: {self.out} does not end in .npz")
 
 
 def _mine(args: list[str]) -> int:
     from rookworld import packing
     from rookworld.distributed import start
-    from rookworld.mining import hardest, worst_losses
+    from rookworld.mining import environment_rows, hardest, worst_losses
     from rookworld.model.tokenizer import Tokenizer
     from rookworld.model.weights import load_model, resolve_folder
     from rookworld.sources import pack_source
 
     named, rest = leading(args)
-    flags = ["--model", named[0], "--sources", *named[1:]] if named[1:] else []
+    flags = ["--model", *named[:1]] if named else []
+    flags += ["--sources", *named[1:]] if named[1:] else []
     settings = parse(MineSettings, [*flags, *rest], command="rookworld data mine")
+    settings.out.parent.mkdir(parents=True, exist_ok=True)
     folder = resolve_folder(settings.model)
     model, tokenizer = load_model(folder, start(settings.device)), Tokenizer.load(folder)
-    packed = packing.join(
-        [
-            one
-            for source in settings.sources
-            for one, _ in pack_source(source, tokenizer, hard=0.5, softness=0.03)
-        ]
-    )
+    parts = [
+        environment_rows(one)
+        for source in settings.sources
+        for one, _ in pack_source(source, tokenizer, hard=0.5, softness=0.03)
+    ]
+    parts = [one for one in parts if len(one)]
+    if not parts:
+        raise DataError(f"no A rows in {', '.join(settings.sources)}")
+    packed = packing.join(parts)
     with bar("rows looked at") as progress:
         losses = worst_losses(model, packed, progress=progress.update)
     kept = hardest(packed, losses, least=settings.least, most=settings.most)

@@ -102,7 +102,8 @@ class GenerateSettings:
     move in each, mate changes a man or two and keeps those that still have a mate."""
 
     moves: Moves = "all"
-    """A with --positions: moves of every sort, or `ends`: mates, checks that do not mate, draws."""
+    """A with --positions: moves of every sort, or `ends`: mostly listed ones and checks, and draws
+    where few men are left."""
 
     games_share: float = 1.0
     """P, A: share of the rows that come from the given games; the rest is played."""

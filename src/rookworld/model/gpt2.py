@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 Attend = Callable[[Tensor], Tensor]
@@ -151,6 +152,7 @@ class FanOut(torch.autograd.Function):
         return prompts, query, both[:, :, :, 0], both[:, :, :, 1]
 
     @staticmethod
+    @once_differentiable
     def backward(
         ctx: Any, of_prompts: Tensor, of_query: Tensor, of_keys: Tensor, of_values: Tensor
     ) -> tuple[Tensor, None, None, None]:
@@ -159,18 +161,24 @@ class FanOut(torch.autograd.Function):
         prompts, answers = prompts_and_answers(slope, groups, head, tail)
         put(prompts, of_prompts)
         put(answers[:, :, :, 0], of_query)
-        for place, fanned in ((1, of_keys), (2, of_values)):
-            prompts[:, :, place] += fanned[:, :, :head].sum(1)
-            put(answers[:, :, :, place], fanned[:, :, head:])
+        for place, part in ((1, of_keys), (2, of_values)):
+            prompts[:, :, place] += part[:, :, :head].sum(1)
+            put(answers[:, :, :, place], part[:, :, head:])
         return slope, None, None, None
 
 
 def put(into: Tensor, x: Tensor) -> None:
     """Copy, in words of 8 bytes where rows are made of them: GPUs pay for strides by element."""
-    rows = all(t.stride(-1) == 1 and t.shape[-1] * t.element_size() % 8 == 0 for t in (into, x))
-    if rows and into.dtype is x.dtype:
+    if into.dtype is x.dtype and in_words(into) and in_words(x):
         into, x = into.view(torch.int64), x.view(torch.int64)
     into.copy_(x)
+
+
+def in_words(x: Tensor) -> bool:
+    """Whether every row of `x` begins and ends between two words of 8 bytes."""
+    *outer, inner = x.stride()
+    starts = (x.shape[-1], x.storage_offset(), *outer)
+    return inner == 1 and all(start * x.element_size() % 8 == 0 for start in starts)
 
 
 class Attention(nn.Module):
