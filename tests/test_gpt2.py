@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import pytest
@@ -116,6 +117,9 @@ def test_initial_weights_depend_on_the_seed_alone() -> None:
     assert first["h.1.attn.c_attn.bias"].eq(0).all()
 
 
+needs_compiler = pytest.mark.skipif(which("g++") is None, reason="needs g++")
+
+
 def masked(mask: Tensor) -> Attend:
     """Attention under `mask` [batch or 1, 1, tokens, tokens], true where a token may look."""
 
@@ -213,8 +217,15 @@ def test_blocks_that_are_computed_again_give_the_same_gradient() -> None:
     assert found[1][1] < 0.6 * found[0][1], "nothing was saved by not keeping"
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.*should not be instantiated")
-def test_compiled_blocks_can_be_computed_again_behind_a_prompt() -> None:
+@pytest.mark.filterwarnings("ignore")  # a compiler warns of itself
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "aot_eager",
+        pytest.param("inductor", marks=[pytest.mark.slow, needs_compiler]),
+    ],
+)
+def test_compiled_blocks_can_be_computed_again_behind_a_prompt(backend: str) -> None:
     """An attention prepares at once what it needs: a second pass must find what the first did."""
     shape = GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=3, n_head=2)
     ids = torch.arange(22)[None]
@@ -225,8 +236,8 @@ def test_compiled_blocks_can_be_computed_again_behind_a_prompt() -> None:
         model.recompute = again
         if again:
             for block in model.h:
-                block.compile(dynamic=True, backend="aot_eager")
+                block.compile(dynamic=True, backend=backend)
         attend = fanned(torch.tensor([5, 4]), 5, 3, 2)
         loss = model(ids, positions, attend).square().sum()
         slopes.append(torch.autograd.grad(loss, list(model.parameters())))
-    torch.testing.assert_close(slopes[0], slopes[1], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(slopes[0], slopes[1], atol=1e-4, rtol=1e-3)

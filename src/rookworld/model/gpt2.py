@@ -168,8 +168,12 @@ class FanOut(torch.autograd.Function):
 
 
 def put(into: Tensor, x: Tensor) -> None:
-    """Copy, in words of 8 bytes where rows are made of them: GPUs pay for strides by element."""
-    if into.dtype is x.dtype and in_words(into) and in_words(x):
+    """Copy, in words of 8 bytes where rows are made of them: GPUs pay for strides by element.
+
+    Compiled code does that by itself, and its compiler stumbles over words of unknown number.
+    """
+    eager = not torch.compiler.is_compiling()
+    if eager and into.dtype is x.dtype and in_words(into) and in_words(x):
         into, x = into.view(torch.int64), x.view(torch.int64)
     into.copy_(x)
 
