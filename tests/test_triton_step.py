@@ -28,7 +28,12 @@ DEVICE = "cuda" if CUDA else "cpu"
 # The interpreter multiplies the bits of bf16 as if they were integers.
 HALF = torch.bfloat16 if CUDA else torch.float16
 
-from rookworld.model import triton_attention, triton_choice, triton_step  # noqa: E402
+from rookworld.model import (  # noqa: E402
+    triton_attention,
+    triton_choice,
+    triton_product,
+    triton_step,
+)
 
 # The interpreter's integers are numpy's, which warn where they wrap around as they should.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
@@ -77,9 +82,10 @@ SHAPES = {
 
 
 @pytest.mark.parametrize(("rows", "dtype"), [(1, torch.float32), (4, HALF), (16, torch.float32)])
+@pytest.mark.parametrize("parts", [0, 3])
 @pytest.mark.parametrize("name", SHAPES)
 def test_attention_is_one_softmax(
-    name: str, rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    name: str, parts: int, rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape, size, lengths, index = SHAPES[name]
     plan = triton_attention.Plan(rows, prefix=32, own=64, warps=4, stages=1)
@@ -94,18 +100,29 @@ def test_attention_is_one_softmax(
     batch.index.fill_(index)
     batch.rows.done.fill_(False)
     batch.rows.done[0] = name == "groups of 8"
-    qkv = torch.randn(shape.rows, 3 * 2 * size, generator=generator).to(DEVICE, dtype)
+    # In steps of 1/256, so that a sum of parts is exact.
+    qkv = (torch.randn(shape.rows, 3 * 2 * size, generator=generator) * 256).round() / 256
+    qkv = qkv.to(DEVICE, dtype)
     # What is not in use may hold anything: it must not be read, or it would spread.
     cache.own_keys[..., index:, :] = torch.nan
     for group, length in enumerate(lengths):
         cache.prefix_values[:, group, :, length:] = torch.nan
     seen = torch.full((shape.rows, 2 * size), torch.nan, device=DEVICE, dtype=dtype)
-    triton_attention.attend(batch, layer, qkv, seen)
+    triton_attention.attend(batch, layer, *_given(qkv, seen, parts))
     expected = _expected(batch, layer, qkv, index, lengths)
     kept = ~batch.rows.done
     error = (seen.float() - expected)[kept].norm() / expected[kept].norm()
     assert float(error) < (2e-6 if dtype is torch.float32 else 6e-3)
     assert bool(seen.isfinite().all())
+
+
+def _given(qkv: Tensor, seen: Tensor, parts: int) -> tuple[Tensor, ...]:
+    """`qkv` as it is, or as fp32 parts and a bias whose sum it is, exactly."""
+    if not parts:
+        return qkv, seen
+    bias = torch.arange(qkv.shape[1], device=qkv.device) % 7 / 16
+    pieces = [qkv.float() * 2, *[-qkv.float() / (parts - 1) - bias / (parts - 1)] * (parts - 1)]
+    return torch.stack(pieces), seen, bias
 
 
 def _expected(batch: Batch, layer: int, qkv: Tensor, index: int, lengths: list[int]) -> Tensor:
@@ -207,14 +224,27 @@ def test_a_product_in_parts_is_the_product(rows: int, inner: int, width: int) ->
     )
     seen = torch.randn(rows, inner, generator=generator).to(DEVICE, HALF)
     dense = Dense(weight, bias, HALF)
-    parts, rest = triton_step.product_parts(dense, seen)
+    parts = triton_product.product_parts(dense, seen)
     expected = seen.float() @ weight.to(HALF).float().T
     torch.testing.assert_close(parts.sum(0), expected, atol=2e-3, rtol=1e-3)
     x = torch.randn(rows, width, generator=generator).to(DEVICE)
     norm = Norm(torch.nn.LayerNorm(width).to(DEVICE))
     norm.weight, norm.bias = norm_weight, norm_bias
     h, stream = torch.empty(rows, width, device=DEVICE, dtype=HALF), x.clone()
-    triton_step._add_parts_norm(stream, parts, rest, h, norm)
+    triton_step._add_parts_norm(stream, parts, dense.bias, h, norm)
     total = x + expected + bias.to(HALF).float()
     torch.testing.assert_close(stream, total, atol=2e-3, rtol=1e-3)
     torch.testing.assert_close(h.float(), norm(total), atol=2e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize(("rows", "inner", "width"), [(64, 96, 32), (3, 320, 48), (17, 600, 40)])
+def test_a_widened_row_is_gelu_of_its_product(rows: int, inner: int, width: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(width, inner, generator=generator).to(DEVICE) / inner**0.5
+    bias = torch.randn(width, generator=generator).to(DEVICE)
+    x = torch.randn(rows, inner, generator=generator).to(DEVICE, HALF)
+    dense = Dense(weight, bias, HALF)
+    plain = x.float() @ weight.to(HALF).float().T + bias.to(HALF).float()
+    expected = torch.nn.functional.gelu(plain, approximate="tanh")
+    found = triton_product.widened(dense, x).float()
+    torch.testing.assert_close(found, expected, atol=4e-3, rtol=8e-3)

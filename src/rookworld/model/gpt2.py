@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from .residual import add_norm
+
 Attend = Callable[[Tensor], Tensor]
 """Queries, keys and values [batch, tokens, 3, heads, head size] -> [batch, tokens, heads, size]."""
 
@@ -225,8 +227,9 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, attend: Attend, wanted: Tensor | None = None) -> Tensor:
-        x = chosen(x, wanted) + self.attn(self.ln_1(x), attend, wanted)
-        out: Tensor = x + self.mlp(self.ln_2(x))
+        x, h = add_norm(x, None, self.ln_1)
+        x, h = add_norm(chosen(x, wanted), self.attn(h, attend, wanted), self.ln_2)
+        out: Tensor = x + self.mlp(h)
         return out
 
 

@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .batch import Batch
+from .triton_launch import await_previous, begin, early
 
 TILE = 16
 """Queries in a product, the fewest that tensor cores take; rows that are missing are zeros."""
@@ -52,14 +53,18 @@ def plan(batch: Batch) -> Plan:
     return Plan(rows, prefix=slots, own=slots, warps=4, stages=3)
 
 
-def attend(batch: Batch, index: int, qkv: Tensor, seen: Tensor) -> None:
-    """`seen` [rows, width] of a layer from `qkv` [rows, 3 × width]; writes keys and values."""
+def attend(batch: Batch, index: int, qkv: Tensor, seen: Tensor, bias: Tensor | None = None) -> None:
+    """`seen` [rows, width] of a layer from `qkv` [rows, 3 × width]; writes keys and values.
+
+    With a `bias` what is given are fp32 parts [parts, rows, 3 × width] that sum to `qkv` less it.
+    """
     cache, (groups, width, _, _) = batch.cache, batch.shape
     heads, size = batch.weights.config.n_head, batch.weights.config.head_size
     rows, prefix, own, warps, stages = plan(batch)
     prefix_keys, own_keys = cache.prefix_keys[index], cache.own_keys[index]
     _attend_kernel[(groups * triton.cdiv(width, rows), heads)](
         qkv,
+        seen if bias is None else bias,
         seen,
         prefix_keys,
         cache.prefix_values[index],
@@ -74,6 +79,7 @@ def attend(batch: Batch, index: int, qkv: Tensor, seen: Tensor) -> None:
         own_keys.stride(1),
         own_keys.stride(2),
         width,
+        batch.shape.rows * 3 * heads * size,
         size**-0.5,
         HEADS=heads,
         SIZE=size,
@@ -82,8 +88,10 @@ def attend(batch: Batch, index: int, qkv: Tensor, seen: Tensor) -> None:
         TILE=TILE,
         PREFIX=prefix,
         OWN=own,
+        PARTS=0 if bias is None else len(qkv),
         num_warps=warps,
         num_stages=stages,
+        **early(seen.device),
     )
 
 
@@ -142,12 +150,25 @@ def _attend_own(
 
 
 @triton.jit
+def _newest(at, bias, mask, live, d, size, PARTS: tl.constexpr):
+    """A row's newest query, key or value, whole or summed up from parts `size` apart, in fp32."""
+    found = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        found += tl.load(at + part * size, mask=mask, other=0.0)
+    if PARTS > 0:
+        found += tl.load(bias + d, mask=live, other=0.0).to(tl.float32)[None, :]
+    return found
+
+
+@triton.jit
 def _attend_kernel(
-    qkv, seen, prefix_keys, prefix_values, own_keys, own_values, lengths, index, done,
-    prefix_group, prefix_head, own_group, own_head, own_row, width, scale,
+    qkv, bias, seen, prefix_keys, prefix_values, own_keys, own_values, lengths, index, done,
+    prefix_group, prefix_head, own_group, own_head, own_row, width, part_size, scale,
     HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
-    TILE: tl.constexpr, PREFIX: tl.constexpr, OWN: tl.constexpr,
+    TILE: tl.constexpr, PREFIX: tl.constexpr, OWN: tl.constexpr, PARTS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     # Programs of one group run next to each other, so they meet its prefix in the cache.
     parts = tl.cdiv(width, ROWS)
     group = (tl.program_id(0) // parts).to(tl.int64)
@@ -160,9 +181,13 @@ def _attend_kernel(
     row = group * width + first + m
     mask = here[:, None] & live[None, :]
     at = qkv + row[:, None] * (3 * HEADS * SIZE) + head * SIZE + d[None, :]
-    q = tl.load(at, mask=mask, other=0.0)
-    key = tl.load(at + HEADS * SIZE, mask=mask, other=0.0)
-    value = tl.load(at + 2 * HEADS * SIZE, mask=mask, other=0.0)
+    bias += head * SIZE
+    third = HEADS * SIZE
+    kind = own_keys.dtype.element_ty
+    await_previous(EARLY)
+    q = _newest(at, bias, mask, live, d, part_size, PARTS).to(kind)
+    key = _newest(at + third, bias + third, mask, live, d, part_size, PARTS).to(kind)
+    value = _newest(at + 2 * third, bias + 2 * third, mask, live, d, part_size, PARTS).to(kind)
     slot = tl.load(index).to(tl.int32) - 1
     own = group * own_group + head * own_head + first * own_row
     fresh = own + m[:, None] * own_row + slot * SIZE + d[None, :]

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .batch import Batch
+from .triton_launch import await_previous, begin, early
 
 TOKENS_PER_BLOCK, SEARCH_WARPS = 1024, 4
 MOST_PARTS, PROGRAMS = 16, 1024
@@ -43,6 +44,7 @@ def choose(batch: Batch, logits: Tensor) -> None:
         RANDOM=rules.random,
         BLOCK=block,
         num_warps=SEARCH_WARPS,
+        **early(logits.device),
     )
     _record_kernel[(1,)](
         found,
@@ -58,6 +60,7 @@ def choose(batch: Batch, logits: Tensor) -> None:
         PARTS=parts,
         BLOCK=min(ROWS_PER_BLOCK, triton.next_power_of_2(count)),
         num_warps=RECORD_WARPS,
+        **early(logits.device),
     )
 
 
@@ -90,7 +93,10 @@ def _token_key(key, count):
 def _search_kernel(
     logits, temperature, greedy, keys, index, found, stride,
     VOCABULARY: tl.constexpr, SHARE: tl.constexpr, RANDOM: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
+    await_previous(EARLY)
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     divisor = tl.load(temperature + row)
@@ -145,8 +151,9 @@ def _search_kernel(
 @triton.jit
 def _record_kernel(
     found, limits, done, eos, index, last, tokens, logp, entropy, rows,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    await_previous(EARLY)
     count = tl.load(index)
     end = tl.load(eos)
     part = tl.arange(0, PARTS)

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""One decode step for CUDA in Triton: embed, norm, attend and choose, between cuBLAS products.
+"""One decode step for CUDA in Triton: embed, norm, attend and choose, and products of a few rows.
 
 Law: the same numbers as `Batch.choose(Batch.logits(slot))`, up to the order of sums, and the same
 noise bit by bit. Each kernel reads what it must once, and there are few of them: at 64 rows a
@@ -18,6 +18,8 @@ from .batch import Batch
 from .decoder import Dense, Norm, Weights
 from .triton_attention import attend
 from .triton_choice import choose
+from .triton_launch import await_previous, begin, early
+from .triton_product import product_parts, suits, widened
 
 
 def advance(batch: Batch) -> None:
@@ -38,59 +40,30 @@ def _logits(batch: Batch) -> Tensor:
     _embed_norm(batch, x, h, layers[0].norm_1)
     for index, layer in enumerate(layers):
         seen = torch.empty_like(h)
-        attend(batch, index, layer.attend(h), seen)
+        if suits(h):
+            attend(batch, index, product_parts(layer.attend, h), seen, layer.attend.bias)
+        else:
+            attend(batch, index, layer.attend(h), seen)
         _finish(x, layer.project, seen, h, layer.norm_2)
         after = layers[index + 1].norm_1 if index + 1 < len(layers) else weights.norm
         _finish(x, layer.narrow, _widen(layer.widen, h), h, after)
     return weights.logits(h)
 
 
-FEW_ROWS = 64
-"""Up to so many a product is cut along its inner side, or most of the GPU would look on."""
-PROGRAMS, COLUMNS, INNER = 160, 32, 64
-
-
 def _finish(x: Tensor, dense: Dense, seen: Tensor, h: Tensor, norm: Norm) -> None:
     """x += dense(seen); h = norm(x)."""
-    if len(x) > FEW_ROWS or h.dtype is torch.float32:
-        _add_norm(x, dense(seen), h, norm)
+    if suits(seen):
+        _add_parts_norm(x, product_parts(dense, seen), dense.bias, h, norm)
     else:
-        _add_parts_norm(x, *product_parts(dense, seen), h, norm)
-
-
-def product_parts(dense: Dense, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """fp32 parts [parts, rows, width] whose sum is the product, and the bias that it lacks.
-
-    cuBLAS also cuts such a product, and then needs a kernel of its own to sum it up.
-    """
-    (rows, inner), width = seen.shape, len(dense.weight)
-    across = triton.cdiv(width, COLUMNS)
-    steps = triton.cdiv(inner, INNER)
-    each = triton.cdiv(steps, max(1, min(steps, PROGRAMS // across)))
-    parts = torch.empty(
-        triton.cdiv(steps, each), rows, width, dtype=torch.float32, device=seen.device
-    )
-    _product_kernel[(across, len(parts))](
-        seen,
-        dense.weight,
-        parts,
-        rows,
-        inner,
-        width,
-        EACH=each,
-        ROWS=max(16, triton.next_power_of_2(rows)),
-        COLUMNS=COLUMNS,
-        INNER=INNER,
-        num_warps=4,
-        num_stages=4,
-    )
-    return parts, dense.bias
+        _add_norm(x, dense(seen), h, norm)
 
 
 def _widen(dense: Dense, h: Tensor) -> Tensor:
     """gelu_tanh of the product, in one kernel where rounding to bf16 hides how it is computed."""
     if h.dtype is torch.float32:
         return dense(h, gelu=True)
+    if suits(h):
+        return widened(dense, h)
     return torch._addmm_activation(dense.bias, h, dense.weight.t(), use_gelu=True)
 
 
@@ -112,6 +85,7 @@ def _embed_norm(batch: Batch, x: Tensor, h: Tensor, norm: Norm) -> None:
         weights.config.n_positions - 1,
         WIDTH=width,
         BLOCK=triton.next_power_of_2(width),
+        EARLY=early(x.device)["EARLY"],
         num_warps=4,
     )
 
@@ -129,6 +103,7 @@ def _add_norm(x: Tensor, delta: Tensor, h: Tensor, norm: Norm) -> None:
         WIDTH=width,
         BLOCK=triton.next_power_of_2(width),
         num_warps=4,
+        **early(x.device),
     )
 
 
@@ -148,47 +123,20 @@ def _add_parts_norm(x: Tensor, parts: Tensor, bias: Tensor, h: Tensor, norm: Nor
         WIDTH=width,
         BLOCK=triton.next_power_of_2(width),
         num_warps=4,
-    )
-
-
-@triton.jit
-def _product_kernel(
-    a, w, parts, rows, inner, width,
-    EACH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
-):  # fmt: skip
-    """One part: a [rows, inner] @ w [width, inner].T over EACH steps of the inner side."""
-    part = tl.program_id(1)
-    row, column = tl.arange(0, ROWS), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    k = part * EACH * INNER + tl.arange(0, INNER)
-    total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    for _ in range(EACH):
-        left = tl.load(
-            a + row[:, None] * inner + k[None, :],
-            mask=(row[:, None] < rows) & (k[None, :] < inner),
-            other=0.0,
-        )
-        right = tl.load(
-            w + column[None, :] * inner + k[:, None],
-            mask=(column[None, :] < width) & (k[:, None] < inner),
-            other=0.0,
-        )
-        total += tl.dot(left, right)
-        k += INNER
-    tl.store(
-        parts + part * rows * width + row[:, None] * width + column[None, :],
-        total,
-        mask=(row[:, None] < rows) & (column[None, :] < width),
+        **early(x.device),
     )
 
 
 @triton.jit
 def _add_parts_norm_kernel(
     x, parts, bias, h, weight, shift, eps, size,
-    PARTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
     live = d < WIDTH
+    await_previous(EARLY)
     value = tl.load(x + row * WIDTH + d, mask=live, other=0.0).to(tl.float32)
     value += tl.load(bias + d, mask=live, other=0.0).to(tl.float32)
     for part in tl.static_range(PARTS):
@@ -213,8 +161,10 @@ def _store_norm(value, live, d, h, weight, bias, eps, WIDTH: tl.constexpr):
 @triton.jit
 def _embed_norm_kernel(
     x, h, wte, wpe, last, lengths, index, weight, bias, eps, width, final,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    """The first of a step, and launched as such: nothing of it may run before the last is done."""
+    begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
     live = d < WIDTH
@@ -230,11 +180,14 @@ def _embed_norm_kernel(
 
 @triton.jit
 def _add_norm_kernel(
-    x, delta, h, weight, bias, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+    x, delta, h, weight, bias, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
     live = d < WIDTH
+    await_previous(EARLY)
     value = tl.load(x + row * WIDTH + d, mask=live, other=0.0).to(tl.float32)
     value += tl.load(delta + row * WIDTH + d, mask=live, other=0.0).to(tl.float32)
     value = value.to(x.dtype.element_ty)
