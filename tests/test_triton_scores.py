@@ -121,7 +121,7 @@ def test_token_stats_under_autocast_are_those_of_plain_torch(
     found = []
     for fused in (True, False):
         if not fused:
-            monkeypatch.setattr(kl, "_suit_triton", lambda tensors: False)
+            monkeypatch.setattr(kl, "on_one_gpu", lambda *tensors: False)
         hidden, head, ids, ref_hidden, ref_head = _inputs()
         hidden.requires_grad_()
         head.requires_grad_()

@@ -231,6 +231,7 @@ def test_a_product_in_parts_is_the_product(rows: int, inner: int, width: int) ->
     norm = Norm(torch.nn.LayerNorm(width).to(DEVICE))
     norm.weight, norm.bias = norm_weight, norm_bias
     h, stream = torch.empty(rows, width, device=DEVICE, dtype=HALF), x.clone()
+    assert dense.bias is not None
     triton_step._add_parts_norm(stream, parts, dense.bias, h, norm)
     total = x + expected + bias.to(HALF).float()
     torch.testing.assert_close(stream, total, atol=2e-3, rtol=1e-3)
@@ -248,3 +249,23 @@ def test_a_widened_row_is_gelu_of_its_product(rows: int, inner: int, width: int)
     expected = torch.nn.functional.gelu(plain, approximate="tanh")
     found = triton_product.widened(dense, x).float()
     torch.testing.assert_close(found, expected, atol=4e-3, rtol=8e-3)
+
+
+@pytest.mark.parametrize(
+    ("memory", "rows", "inner", "parts", "widening"),
+    [
+        (232_448, 64, 768, True, True),  # Hopper
+        (232_448, 64, 4096, True, False),
+        (101_376, 64, 1280, True, False),  # cards for one's home
+        (101_376, 8, 1024, True, True),
+        (65_536, 64, 768, False, False),
+    ],
+)
+def test_a_program_holds_no_more_than_the_gpu_lets_it(
+    memory: int, rows: int, inner: int, parts: bool, widening: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_product, "_room", lambda x: memory // 2)
+    x = torch.empty(rows, inner, dtype=HALF, device="meta")
+    assert triton_product.suits(x) is parts
+    assert triton_product.suits_widening(x) is widening
+    assert not triton_product.suits(x.float())

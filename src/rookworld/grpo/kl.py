@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rookworld.model.distribution import entropy_of, truncated_logits
+from rookworld.model.kernels import on_one_gpu
 
 ExactKL = Callable[[Tensor, Tensor], Tensor]
 """(log π [..., V], log ref [..., V]) -> KL [...]."""
@@ -190,7 +190,7 @@ def token_stats(
     compared = ref_hidden is not None and ref_head is not None
     if ref_hidden is not None and ref_head is not None and settings.plain and kind == "forward":
         tensors = (hidden, head, ref_hidden, ref_head)
-        if len(hidden) > 0 and _suit_triton(tensors):
+        if len(hidden) > 0 and on_one_gpu(*tensors):
             return _stats_in_triton(ids, *tensors)
 
     def rows(start: int, states: Tensor) -> tuple[Tensor, ...]:
@@ -205,14 +205,6 @@ def token_stats(
     logp, entropy = columns[:2]
     kl, ref_logp = columns[2:] if compared else (None, None)
     return TokenStats(logp=logp, entropy=entropy, kl=kl, ref_logp=ref_logp)
-
-
-def _suit_triton(tensors: Sequence[Tensor]) -> bool:
-    """Whether all lie on one GPU, as they are; a head that is cut into shares does not."""
-    here = tensors[0].device
-    whole = all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
-    same = all(tensor.device == here for tensor in tensors)
-    return here.type == "cuda" and whole and same and find_spec("triton") is not None
 
 
 def _stats_in_triton(

@@ -1,17 +1,17 @@
 """The residual stream of a block: what was found is added to it, and its norm is handed on.
 
 Law: `add_norm` is `x + delta` and the norm of that, as autocast rounds it. On CUDA both ways go
-through one Triton kernel each; plain torch reads and writes the stream five times as often.
+through one Triton kernel each; plain torch takes several, and each reads and writes the stream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
+
+from .kernels import on_one_gpu
 
 
 def add_norm(x: Tensor, delta: Tensor | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
@@ -30,14 +30,7 @@ def add_norm(x: Tensor, delta: Tensor | None, norm: nn.LayerNorm) -> tuple[Tenso
 
 
 def _suits_triton(x: Tensor, norm: nn.LayerNorm) -> bool:
-    """Whether the stream is float32 among bf16 products; a compiler fuses by itself."""
-    if x.device.type != "cuda" or x.dtype is not torch.float32:
+    """Whether the stream is float32 among products of bf16; a compiler fuses by itself."""
+    if x.device.type != "cuda" or x.dtype is not torch.float32 or torch.compiler.is_compiling():
         return False
-    whole = type(norm.weight) in (Tensor, nn.Parameter)
-    here = torch.is_autocast_enabled("cuda") and not torch.compiler.is_compiling()
-    return whole and here and _have_triton()
-
-
-@cache
-def _have_triton() -> bool:
-    return find_spec("triton") is not None
+    return torch.is_autocast_enabled("cuda") and on_one_gpu(x, norm.weight, norm.bias)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Generic, Literal, Protocol, TypeVar
 
 import torch
 
 from .batch import Batch, Mask, Shape
 from .decoder import Weights
+from .kernels import have_triton
 
 Kernels = Literal["torch", "triton"]
 
@@ -179,5 +179,4 @@ def _round_steps(count: int) -> int:
 
 
 def best_kernels() -> Kernels:
-    """Triton comes with every CUDA build of torch for Linux, and with none for other systems."""
-    return "triton" if find_spec("triton") is not None else "torch"
+    return "triton" if have_triton() else "torch"

@@ -3,8 +3,8 @@
 
 Law: a kernel launched so calls `await_previous` in every program before it reads what an earlier
 kernel wrote and before it writes anything. As all of them do, whatever came before is done by then.
-Until then it may compute addresses and read weights: a step of a hundred kernels of a few
-microseconds each is mostly their starts. Hopper and later; elsewhere nothing changes.
+Until then it may compute addresses and read weights, provided that a kernel launched plainly lies
+between their last change and itself. Hopper and later; elsewhere nothing changes.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from .decoder import Dense
 from .triton_launch import await_previous, begin, early
 
 MOST_ROWS = 64
-"""Beyond that a product is no longer the reading of its matrix."""
+"""One tile of a program; all that was measured. With more, cuBLAS does it."""
 COLUMNS, PIECE, WARPS = 32, 512, 4
 PROGRAMS = 64
 """Pieces are halved until there are so many: half of a large GPU's multiprocessors."""
@@ -26,7 +26,28 @@ WIDE_COLUMNS, WIDE_PIECE, WIDE_WARPS = 32, 256, 4
 
 
 def suits(x: Tensor) -> bool:
-    return len(x) <= MOST_ROWS and x.dtype is not torch.float32
+    """Whether products of `x` are taken in parts here."""
+    if len(x) > MOST_ROWS or x.dtype is torch.float32:
+        return False
+    return _tile(len(x)) * PIECE + PIECE * COLUMNS <= _room(x)
+
+
+def suits_widening(x: Tensor) -> bool:
+    """Whether `widened` takes `x`: a program holds all it needs of the matrix at once."""
+    held = triton.cdiv(x.shape[1], WIDE_PIECE) * WIDE_PIECE * WIDE_COLUMNS
+    return suits(x) and _tile(len(x)) * WIDE_PIECE + held <= _room(x)
+
+
+def _tile(rows: int) -> int:
+    return max(16, triton.next_power_of_2(rows))
+
+
+def _room(x: Tensor) -> int:
+    """How many elements like those of `x` a program may hold in shared memory."""
+    if x.device.type != "cuda":
+        return 1 << 30
+    device = torch.cuda.get_device_properties(x.device)
+    return device.shared_memory_per_block_optin // x.element_size()
 
 
 def product_parts(dense: Dense, x: Tensor) -> Tensor:
@@ -48,7 +69,7 @@ def product_parts(dense: Dense, x: Tensor) -> Tensor:
         rows,
         inner,
         width,
-        ROWS=max(16, triton.next_power_of_2(rows)),
+        ROWS=_tile(rows),
         COLUMNS=COLUMNS,
         PIECE=piece,
         num_warps=WARPS,
@@ -70,7 +91,7 @@ def widened(dense: Dense, x: Tensor) -> Tensor:
         inner,
         width,
         PIECES=triton.cdiv(inner, WIDE_PIECE),
-        ROWS=max(16, triton.next_power_of_2(rows)),
+        ROWS=_tile(rows),
         COLUMNS=WIDE_COLUMNS,
         PIECE=WIDE_PIECE,
         num_warps=WIDE_WARPS,

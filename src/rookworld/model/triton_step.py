@@ -2,9 +2,9 @@
 """One decode step for CUDA in Triton: embed, norm, attend and choose, and products of a few rows.
 
 Law: the same numbers as `Batch.choose(Batch.logits(slot))`, up to the order of sums, and the same
-noise bit by bit. Each kernel reads what it must once, and there are few of them: at 64 rows a
-kernel more per layer costs what it computes twice over. Imported only where CUDA is: Triton is no
-dependency of its own. Left out: top-k and top-p, which take the plain path after the logits.
+noise bit by bit. Each kernel reads what it must once, and there are few of them. Imported only
+where CUDA is: Triton is no dependency of its own. Left out: top-k and top-p, which take the plain
+path after the logits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .decoder import Dense, Norm, Weights
 from .triton_attention import attend
 from .triton_choice import choose
 from .triton_launch import await_previous, begin, early
-from .triton_product import product_parts, suits, widened
+from .triton_product import product_parts, suits, suits_widening, widened
 
 
 def advance(batch: Batch) -> None:
@@ -62,7 +62,7 @@ def _widen(dense: Dense, h: Tensor) -> Tensor:
     """gelu_tanh of the product, in one kernel where rounding to bf16 hides how it is computed."""
     if h.dtype is torch.float32:
         return dense(h, gelu=True)
-    if suits(h):
+    if suits_widening(h):
         return widened(dense, h)
     return torch._addmm_activation(dense.bias, h, dense.weight.t(), use_gelu=True)
 
@@ -163,7 +163,7 @@ def _embed_norm_kernel(
     x, h, wte, wpe, last, lengths, index, weight, bias, eps, width, final,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The first of a step, and launched as such: nothing of it may run before the last is done."""
+    """The first of a step, and launched plainly: whatever wrote weights or tokens is done."""
     begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
