@@ -330,7 +330,8 @@ class TrainSettings(RewardWeights):
     """Compute blocks a second time in the backward pass rather than keep what they found: one more
     forward pass, and larger packs in the same memory."""
     compile: bool = False
-    """Compile the block for the update."""
+    """Compile the block for the update. On an H200 it lost to the kernels that it replaces:
+    docs/performance.md."""
     shard: bool = False
     """Cut weights, gradients, moments and the reference into shares, one a process (FSDP2), for
     models that do not fit; with one process nothing changes. See docs/scaling.md."""
