@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from rookworld.errors import EngineError
 from rookworld.tasks.engine import find_engine
 from tiny_training import one_thread, save_tiny, save_warm
+
+if not torch.cuda.is_available():
+    # Kernels are interpreted then. Read when Triton is imported, which nobody has done yet.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -12,12 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-if find_spec("triton") is None:
-    pytest.skip("needs Triton", allow_module_level=True)
+pytest.importorskip("triton")
 CUDA = torch.cuda.is_available()
-if not CUDA:
-    # Read when Triton is imported; it must not be here yet.
-    os.environ["TRITON_INTERPRET"] = "1"
 DEVICE = "cuda" if CUDA else "cpu"
 
 from rookworld.model import residual, triton_norm  # noqa: E402

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -12,12 +10,8 @@ from torch import Tensor
 
 from rookworld.grpo.kl import Draw, TokenStats, stats_from_logits
 
-if find_spec("triton") is None:
-    pytest.skip("needs Triton", allow_module_level=True)
+pytest.importorskip("triton")
 CUDA = torch.cuda.is_available()
-if not CUDA:
-    # Read when Triton is imported; it must not be here yet.
-    os.environ["TRITON_INTERPRET"] = "1"
 DEVICE = "cuda" if CUDA else "cpu"
 
 from rookworld.grpo import triton_scores  # noqa: E402

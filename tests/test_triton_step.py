@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -18,12 +16,8 @@ from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.sampling import Sampler, Sampling
 from rookworld.model.stepper import Eager, roomy
 
-if find_spec("triton") is None:
-    pytest.skip("needs Triton", allow_module_level=True)
+pytest.importorskip("triton")
 CUDA = torch.cuda.is_available()
-if not CUDA:
-    # Read when Triton is imported; it must not be here yet.
-    os.environ["TRITON_INTERPRET"] = "1"
 DEVICE = "cuda" if CUDA else "cpu"
 # The interpreter multiplies the bits of bf16 as if they were integers.
 HALF = torch.bfloat16 if CUDA else torch.float16

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.compiler.compiler import max_shared_mem
 
 from .decoder import Dense
 from .triton_launch import await_previous, begin, early
@@ -46,8 +47,8 @@ def _room(x: Tensor) -> int:
     """How many elements like those of `x` a program may hold in shared memory."""
     if x.device.type != "cuda":
         return 1 << 30
-    device = torch.cuda.get_device_properties(x.device)
-    return device.shared_memory_per_block_optin // x.element_size()
+    # The limit that a launch is held to, on every make of GPU.
+    return max_shared_mem(x.device.index) // x.element_size()
 
 
 def product_parts(dense: Dense, x: Tensor) -> Tensor:
