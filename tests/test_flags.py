@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rookworld import credit, distributed, evaluate, passes, update
+from rookworld import credit, distributed, evaluate, passes, trainer_state, update
 from rookworld import train as loop
 from rookworld.commands import judging
 from rookworld.commands.training import Recorder, measure, read_rows, read_settings
 from rookworld.errors import ConfigError
+from rookworld.model.weights import load_model
+from rookworld.passes import Learner
 from rookworld.runs import read_lines
 from rookworld.settings import TrainSettings
 from rookworld.step_metrics import Clock
@@ -299,7 +302,7 @@ def test_a_flag_is_seen_in_the_run(
 
 ELSEWHERE = """
 model data held_out out resume dry_run eval_policy_rows eval_environment_rows eval_mates judge
-engine nodes log_dir wandb device recompute compile shard reward_warmup_steps backend
+engine nodes log_dir wandb device recompute graphs compile shard reward_warmup_steps backend
 trl_phase_steps
 """
 """Fields that the tests below, or those of resuming and of the commands, look after."""
@@ -354,6 +357,29 @@ def test_compiling_is_asked_for_block_by_block(
     state = new_state(read_settings(args, "rookworld train"), tiny_rows(), torch.device("cpu"))
     assert compiled == list(state.learner.model.h)
     assert state.learner.model.recompute and not state.learner.reference.recompute
+
+
+def test_passes_are_recorded_only_where_that_is_possible_and_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tiny_folder: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(nn.Module, "compile", lambda block, **options: None)
+    model = load_model(tiny_folder)
+    for flags, device, records in (
+        ("", "cuda", True),
+        ("--no-graphs", "cuda", False),
+        ("--compile", "cuda", False),
+        ("--shard", "cuda", False),
+        ("", "cpu", False),
+    ):
+        learner = Learner(model, copy.deepcopy(model).requires_grad_(False))
+        monkeypatch.setattr(trainer_state, "new_learner", lambda *_, made=learner: made)
+        args = f"--model {tiny_folder} {SMALL} {flags}".split()
+        new_state(read_settings(args, "rookworld train"), tiny_rows(), torch.device(device))
+        assert (learner.graphs is not None, learner.ref_graphs is not None) == (records, records)
+    learner = Learner(model, copy.deepcopy(model).to("meta"))
+    trainer_state.record_passes(learner)
+    assert learner.ref_graphs is None, "another device runs its passes as they are"
 
 
 def test_content_counts_more_and_more_while_rewards_warm_up(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from rookworld import credit, passes, update
 from rookworld.grpo.advantages import RunningMeans, gae
 from rookworld.grpo.loss import LOSSES
+from rookworld.model.graphs import PassGraphs
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.packs import pack
@@ -311,6 +312,33 @@ def test_large_vocabularies_are_scored_in_chunks_with_the_same_gradient(
     assert relative(found, expected) < 1e-6
 
 
+@pytest.mark.parametrize("micro_tokens", [40, 10_000])
+def test_passes_that_may_be_recorded_have_the_same_gradient(
+    learner: Learner, groups: list[Group], tmp_path: Path, micro_tokens: int
+) -> None:
+    settings = settings_of(tmp_path, micro_tokens=micro_tokens, gae=True)
+    _, expected, _ = computed(groups, learner, settings)
+    passed = [PassGraphs(model, None) for model in (learner.model, learner.reference)]
+    _, found, micros = computed(
+        groups, replace(learner, graphs=passed[0], ref_graphs=passed[1]), settings
+    )
+    assert relative(found, expected) < 1e-6
+    assert sum(passed[0].seen.values()) == 2 * len(micros) == 2 * sum(passed[1].seen.values())
+
+
+@pytest.mark.parametrize("multiple", [3, 16])
+def test_packs_padded_to_a_multiple_say_the_same(
+    learner: Learner, groups: list[Group], multiple: int
+) -> None:
+    plain, padded = pack(groups, 0), pack(groups, 0, multiple)
+    assert padded.head % multiple == 0 == (padded.width - 1) % multiple
+    assert padded.ids.shape[1] > plain.ids.shape[1]
+    for name in ("targets", "sequences", "places"):
+        assert torch.equal(getattr(padded, name), getattr(plain, name))
+    found, expected = (passes.states(one, learner.model) for one in (padded, plain))
+    torch.testing.assert_close(found, expected, atol=1e-7, rtol=1e-6)
+
+
 def test_padding_stands_no_further_than_the_longest_answer(groups: list[Group]) -> None:
     packed = pack(groups, 0)
     longest = max(len(group.prompt.ids) + int(group.lengths.max()) for group in groups)
@@ -336,6 +364,7 @@ def test_the_reference_may_live_elsewhere(
 ) -> None:
     settings = settings_of(tmp_path)
     (packed, *_) = [micro.pack for micro in passes.prepare(groups, learner, settings, eos=0)]
-    there = passes.reference_pass(packed, copy.deepcopy(learner.reference).to("meta"), settings)
+    elsewhere = replace(learner, reference=copy.deepcopy(learner.reference).to("meta"))
+    there = passes.reference_pass(packed, elsewhere, settings)
     assert there.device.type == "meta" and len(there) == len(packed.targets)
     assert packed.to(packed.ids.device) is packed

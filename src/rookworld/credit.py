@@ -135,7 +135,8 @@ def set_gae(
     missing = sharding.missing_passes(learner.model, len(micros))
     for micro, values in zip(micros, rewards, strict=True):
         with torch.no_grad(), passes_in(settings.dtype, micro.old_logp.device):
-            predicted = learner.value_head(states(micro.pack, learner.model).float()).squeeze(-1)
+            hidden = states(micro.pack, learner.model, learner.graphs)
+            predicted = learner.value_head(hidden.float()).squeeze(-1)
         grid = micro.pack.grid(predicted.float())
         terminal = values.reshape(-1).to(grid)
         advantages, micro.returns = gae(

@@ -14,8 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rookworld.model.batch import rounded_up
 from rookworld.model.gpt2 import Attend, abreast, branched, fanned
 from rookworld.rollout import Group
+
+TOKENS_TOGETHER = 16
+"""On a GPU prompts and answers are padded to a multiple of this: its kernels take such sizes as
+they are, and passes of few sizes can be recorded (`model.graphs`)."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class Pack:
     heads: Tensor
     """[groups] each prompt's tokens."""
     head: int
-    """Tokens of the longest prompt."""
+    """Tokens of the longest prompt, with its padding."""
     sources: Tensor
     """[rows] for each sampled token, the flat place of the token that predicts it."""
     targets: Tensor
@@ -45,13 +50,17 @@ class Pack:
     count: int
     """Answers in the pack (groups x K)."""
     width: int
-    """Longest answer."""
+    """Tokens of the longest answer, with its padding."""
 
     @cached_property
     def attend(self) -> Attend:
         """Who may look where; made where the pack is."""
-        answers, tail = self.count // len(self.heads), self.width - 1
-        return shared_prefix(self.heads, self.head, answers, tail)
+        return shared_prefix(self.heads, self.head, self.answers, self.width - 1)
+
+    @property
+    def answers(self) -> int:
+        """Answers to each prompt."""
+        return self.count // len(self.heads)
 
     def to(self, device: torch.device) -> Pack:
         """The pack on another device; itself on its own."""
@@ -70,13 +79,19 @@ class Pack:
         return out.index_put((self.sequences, self.places), rows)
 
 
-def pack(groups: Sequence[Group], eos: int) -> Pack:
-    """Groups of one K side by side; see `Pack`."""
+def pack(groups: Sequence[Group], eos: int, multiple: int | None = None) -> Pack:
+    """Groups of one K side by side, padded to a multiple of tokens (default: as the device likes).
+
+    See `Pack`.
+    """
     device = groups[0].tokens.device
+    if multiple is None:
+        multiple = 1 if device.type == "cpu" else TOKENS_TOGETHER
     k = len(groups[0].lengths)
-    head = max(len(group.prompt.ids) for group in groups)
-    width = max(group.tokens.shape[1] for group in groups)
-    tail = width - 1  # the last sampled token predicts nothing
+    head = rounded_up(max(len(group.prompt.ids) for group in groups), multiple)
+    # the last sampled token predicts nothing
+    tail = rounded_up(max(group.tokens.shape[1] for group in groups) - 1, multiple)
+    width = tail + 1
     prompts = torch.full((len(groups), head), eos, dtype=torch.long)
     for number, group in enumerate(groups):
         prompts[number, : len(group.prompt.ids)] = torch.tensor(group.prompt.ids)
@@ -86,10 +101,11 @@ def pack(groups: Sequence[Group], eos: int) -> Pack:
         answers[number, :, : group.tokens.shape[1]] = group.tokens
     lengths = torch.stack([group.lengths for group in groups])
     ids = torch.cat([prompts.to(device).flatten(), answers[:, :, :tail].flatten()])[None]
-    place = torch.arange(tail, device=device)
+    first, place = torch.arange(head, device=device), torch.arange(tail, device=device)
     # padding stays at 0: behind a long prompt it could stand beyond the model's last position
+    within = torch.where(first < heads[:, None], first, 0)
     after = torch.where(place < lengths[:, :, None], heads[:, None, None] + place, 0)
-    positions = torch.cat([torch.arange(head, device=device).repeat(len(groups)), after.flatten()])
+    positions = torch.cat([within.flatten(), after.flatten()])
     line, answer, step = (torch.arange(width, device=device) < lengths[:, :, None]).nonzero(
         as_tuple=True
     )

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from rookworld import sharding
 from rookworld.grpo.kl import EXACT, Draw, TokenStats, k3, token_stats
 from rookworld.model.gpt2 import GPT2
+from rookworld.model.graphs import PassGraphs
 from rookworld.model.precision import passes_in
-from rookworld.packs import Pack, micro_packs, pack
+from rookworld.packs import Pack, micro_packs, pack, shared_prefix
 from rookworld.rollout import LETTERS, Group
 from rookworld.settings import TrainSettings
 
@@ -35,6 +36,9 @@ class Learner:
     value_head: nn.Linear | None = None
     gathered: GPT2 | None = None
     """The policy's whole weights, where `model` has only this rank's share of them."""
+    graphs: PassGraphs | None = None
+    """The policy's recorded passes, where they may be recorded."""
+    ref_graphs: PassGraphs | None = None
 
     @property
     def whole(self) -> GPT2:
@@ -92,7 +96,7 @@ def prepare(
         old = recorded[packed.sequences, packed.places]
         kept = torch.ones(packed.count, dtype=torch.bool, device=old.device)
         micro = Micro(packed, chosen, draw_of(packed, chosen, settings), old, old, kept)
-        micro.ref_hidden = reference_pass(packed, learner.reference, settings)
+        micro.ref_hidden = reference_pass(packed, learner, settings)
         if settings.kl_collect_cap > 0:
             micro.kept = within_cap(micro, learner, settings)
         micros.append(micro)
@@ -128,17 +132,29 @@ def sampling_of(letter: str, settings: TrainSettings) -> tuple[float, float]:
     return temperature, settings.top_p if own[1] is None else own[1]
 
 
-def states(packed: Pack, model: GPT2) -> Tensor:
+def states(packed: Pack, model: GPT2, graphs: PassGraphs | None = None) -> Tensor:
     """[rows, width] the hidden state that predicts each sampled token."""
-    hidden: Tensor = model(packed.ids, packed.positions, packed.attend, packed.sources)
-    return hidden
+    if graphs is None:
+        hidden: Tensor = model(packed.ids, packed.positions, packed.attend, packed.sources)
+        return hidden
+    size = (packed.head, packed.answers, packed.width - 1)
+
+    def run(model: GPT2, x: Tensor, heads: Tensor, sources: Tensor) -> Tensor:
+        return model.through_blocks(x, shared_prefix(heads, *size), sources)
+
+    # as many as there could be, so that a size does not depend on where answers ended
+    missing = packed.count * packed.width - len(packed.sources)
+    sources = nn.functional.pad(packed.sources, (0, missing))
+    x = model.embed(packed.ids, packed.positions)
+    return graphs(size, run, x, packed.heads, sources)[: len(packed.sources)]
 
 
 @torch.no_grad()
-def reference_pass(packed: Pack, reference: GPT2, settings: TrainSettings) -> Tensor:
+def reference_pass(packed: Pack, learner: Learner, settings: TrainSettings) -> Tensor:
     """The reference's states for each sampled token, wherever the reference lives."""
+    reference = learner.reference
     with passes_in(settings.dtype, reference.device):
-        return states(packed.to(reference.device), reference)
+        return states(packed.to(reference.device), reference, learner.ref_graphs)
 
 
 def stats_of(micro: Micro, hidden: Tensor, learner: Learner, settings: TrainSettings) -> TokenStats:

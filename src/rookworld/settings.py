@@ -329,6 +329,9 @@ class TrainSettings(RewardWeights):
     recompute: bool = False
     """Compute blocks a second time in the backward pass rather than keep what they found: one more
     forward pass, and larger packs in the same memory."""
+    graphs: bool = True
+    """On a GPU, record the update's small passes (CUDA graphs) and replay them, which spares the
+    host launching each kernel; costs memory for a second set of buffers."""
     compile: bool = False
     """Compile the block for the update. On an H200 it lost to the kernels that it replaces:
     docs/performance.md."""

@@ -36,6 +36,7 @@ from rookworld.grpo.advantages import RunningMeans
 from rookworld.grpo.guard import Guard, GuardSettings
 from rookworld.grpo.kl import KLControl, KLSettings
 from rookworld.model.gpt2 import GPT2
+from rookworld.model.graphs import PassGraphs
 from rookworld.model.sampling import Sampling
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder
@@ -109,6 +110,8 @@ def new_state(
     if settings.compile:
         for block in learner.model.h:
             block.compile(dynamic=True)
+    elif settings.graphs and device.type == "cuda" and not settings.shard:
+        record_passes(learner)
     # groups of their own: one group's tensors are all shares or all whole
     heads = [] if learner.value_head is None else [learner.value_head]
     optimizer = torch.optim.AdamW(
@@ -142,6 +145,14 @@ def new_learner(folder: Path, settings: TrainSettings, device: torch.device) -> 
     reference = sharding.shard(load_model(folder).requires_grad_(False), device)
     shares = sharding.shard(load_model(folder), device)
     return Learner(shares, reference, value_head, gathered=model.requires_grad_(False))
+
+
+def record_passes(learner: Learner) -> None:
+    """Have small passes recorded; all share one pool of memory, since no two run at once."""
+    pool = torch.cuda.graph_pool_handle()
+    learner.graphs = PassGraphs(learner.model, pool)
+    if learner.reference.device == learner.model.device:
+        learner.ref_graphs = PassGraphs(learner.reference, pool)
 
 
 def hold_still(model: GPT2, trained: str) -> None:

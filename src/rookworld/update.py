@@ -80,7 +80,7 @@ def gradient(
     missing = sharding.missing_passes(learner.model, len(micros))
     for micro in micros:
         with passes_in(settings.dtype, device):
-            hidden = states(micro.pack, learner.model)
+            hidden = states(micro.pack, learner.model, learner.graphs)
             stats = stats_of(micro, hidden, learner, settings)
         parts, micro_ratio = terms(micro, stats, hidden, learner, totals, settings)
         policy, kl_loss, value, entropy = (part.sum() for part in parts[:4])

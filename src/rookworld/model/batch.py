@@ -36,6 +36,11 @@ class Shape(NamedTuple):
         return self.groups * self.width
 
 
+def rounded_up(size: int, multiple: int) -> int:
+    """A size for which there are few others."""
+    return -(-size // multiple) * multiple
+
+
 @dataclass(frozen=True)
 class Rows:
     """What sampling must know of each row."""

@@ -261,9 +261,17 @@ class GPT2(nn.Module):
         Or only the `wanted` places of them [rows, width], counted through the batch: after the last
         layer's keys and values nobody looks at a prompt any more.
         """
+        return self.through_blocks(self.embed(ids, positions), attend, wanted)
+
+    def embed(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
+        """[batch, tokens, width] what goes into the first block."""
         if positions is None:
             positions = torch.arange(ids.shape[1], device=ids.device)
-        x = self.wte(ids) + self.wpe(positions)
+        x: Tensor = self.wte(ids) + self.wpe(positions)
+        return x
+
+    def through_blocks(self, x: Tensor, attend: Attend, wanted: Tensor | None = None) -> Tensor:
+        """What `forward` does after `embed`."""
         *earlier, last = self.h
         for block in earlier:
             if self.recompute and torch.is_grad_enabled():
