@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,13 +13,13 @@ from torch import Tensor
 
 from rookworld.errors import ConfigError, ModelError
 from rookworld.model import decoder, sampling, stepper
-from rookworld.model.batch import Batch, Mask, Shape
+from rookworld.model.batch import Batch, Mask, Shape, rounded_up
 from rookworld.model.decoder import Weights
 from rookworld.model.distribution import entropy_of, log_probs_under
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.noise import fold, row_keys, signed, waiting_times
 from rookworld.model.sampling import Sampler, Samples, Sampling, sample
-from rookworld.model.stepper import Eager, Kernels, _Kept, advance_torch, roomy
+from rookworld.model.stepper import Eager, Ids, Kernels, _Kept, advance_torch, padded, roomy
 
 VOCABULARY, NEVER = 61, -1
 GREEDY = Sampling(temperature=0.0, max_new_tokens=12)
@@ -172,7 +173,7 @@ def test_neighbours_order_and_batch_size_do_not_matter(
     together = sample(model, MIXED, k=3, settings=each, eos=7, seed=2, step=4, keys=keys)
     order = [5, 0, 7, 2]
     monkeypatch.setattr(sampling, "ROWS_AT_ONCE", 7)
-    monkeypatch.setitem(sampling.PREFILL_TOKENS, "cpu", 20)
+    monkeypatch.setitem(stepper.PREFILL_TOKENS, "cpu", 20)
     some = sample(
         model,
         [MIXED[i] for i in order],
@@ -396,6 +397,7 @@ class _Captured(Eager):
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)
+        self.weights = weights
         self.look_every = 5
         self.shapes: list[Shape] = []
 
@@ -404,6 +406,11 @@ class _Captured(Eager):
         self.shapes.append(batch.shape)
         batch.cache.resize_own(batch.shape.new)
         return batch
+
+    def start(self, batch: Batch, prompts: Sequence[Ids], mask: Mask | None) -> None:
+        given = padded(prompts, batch.shape.groups, rounded_up(len(prompts[-1]), 16))
+        logits = decoder.prefill(self.weights, batch.cache, 0, *given)
+        batch.choose(logits.repeat_interleave(batch.shape.width, 0))
 
     def step(self, batch: Batch, slot: int, mask: Mask | None) -> None:
         advance_torch(batch)

@@ -52,15 +52,18 @@ class Dense:
             self.refresh()
 
     def refresh(self) -> None:
-        weight, bias = self.sources
+        """Pack the weights again; a copy that is not packed is the caller's to write."""
         if self.packed:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(
-                weight.to(self.dtype).contiguous()
+                self.sources[0].to(self.dtype).contiguous()
             )
-        elif self.weight.data_ptr() != weight.data_ptr():
-            self.weight[: len(weight)].copy_(weight)
-        if bias is not None and self.bias is not None:
-            self.bias.copy_(bias)
+
+    def copies(self) -> list[tuple[Tensor, Tensor]]:
+        """(copy, live parameter) of what is neither live nor packed."""
+        pairs = [] if self.packed else [(self.weight[: len(self.sources[0])], self.sources[0])]
+        if self.bias is not None and self.sources[1] is not None:
+            pairs.append((self.bias, self.sources[1]))
+        return [(copy, live) for copy, live in pairs if copy.data_ptr() != live.data_ptr()]
 
     def __call__(self, x: Tensor, gelu: bool = False) -> Tensor:
         x = x.to(self.dtype)
@@ -131,8 +134,13 @@ class Weights:
 
     def refresh(self) -> None:
         """Copy the model's parameters again, in place; live ones need nothing."""
+        pairs = []
         for dense in [self.head, *(dense for layer in self.layers for dense in layer.dense)]:
             dense.refresh()
+            pairs += dense.copies()
+        if pairs:
+            copies, live = zip(*pairs, strict=True)
+            torch._foreach_copy_(copies, live)  # on a GPU few launches instead of a hundred
 
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         return F.embedding(ids, self.wte) + F.embedding(positions, self.wpe)

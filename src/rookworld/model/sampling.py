@@ -22,15 +22,13 @@ from torch import Tensor
 from ..errors import ConfigError, ModelError
 from .batch import Batch, Mask, Rows, Shape
 from .choice import Rules
-from .decoder import Weights, prefill
+from .decoder import Weights
 from .gpt2 import GPT2
 from .noise import row_keys
 from .stepper import Eager, Graphed, Kernels, Stepper, best_kernels
 
 ROWS_AT_ONCE = 1024
 """Larger requests are sampled in parts: nothing is gained by more rows, and the cache grows."""
-PREFILL_TOKENS = {"cpu": 1152, "cuda": 1 << 16}
-"""Tokens prefilled at once: on the CPU few enough for the activations to stay in its cache."""
 
 Constraint = Callable[[Tensor, Tensor], Tensor]
 """(rows [n] of the result, their tokens so far [n, t]) -> bool [n, vocabulary]: what may follow."""
@@ -224,7 +222,7 @@ class Sampler:
         batch.begin(lengths.to(self.weights.device), rows, part.eos)
         batch.padded = bool((lengths != batch.shape.prefix).any())
         places = part.places(self.weights.device)
-        batch.choose(self._prefill(batch, part), part.mask(places))
+        stepper.start(batch, [prompt.ids for prompt in part.prompts], part.mask(places))
         used, limit = 1, part.shape.new
         while used < limit:
             looked = min(limit, used + stepper.look_every)
@@ -238,33 +236,6 @@ class Sampler:
                 result.write(batch, places)
                 batch, places = _shrink(stepper, batch, places, groups, columns)
         result.write(batch, places)
-
-    def _prefill(self, batch: Batch, part: _Part) -> Tensor:
-        """Fill the batch's prefix; returns the rows' logits for their first token."""
-        device = self.weights.device
-        budget = PREFILL_TOKENS.get(device.type, 1 << 14)
-        logits = torch.zeros(batch.shape.groups, self.weights.config.vocab_size, device=device)
-        first = 0
-        while first < len(part.prompts):
-            # Sorted by length, so the longest that fits decides how many do.
-            size = 1
-            while (
-                first + size < len(part.prompts)
-                and (size + 1) * len(part.prompts[first + size].ids) <= budget
-            ):
-                size += 1
-            taken = [prompt.ids for prompt in part.prompts[first : first + size]]
-            lengths = [len(ids) for ids in taken]
-            padded = [[*ids, *[0] * (lengths[-1] - len(ids))] for ids in taken]
-            logits[first : first + size] = prefill(
-                self.weights,
-                batch.cache,
-                first,
-                torch.tensor(padded, device=device),
-                torch.tensor(lengths, device=device),
-            )
-            first += size
-        return logits.repeat_interleave(batch.shape.width, 0)
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,14 @@ a sampler that quietly ran ten times slower would go unnoticed.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Generic, Literal, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
-from .batch import Batch, Mask, Shape
-from .decoder import Weights
+from .batch import Batch, Mask, Shape, rounded_up
+from .decoder import Weights, prefill
 from .kernels import have_triton
 
 Kernels = Literal["torch", "triton"]
@@ -25,7 +26,12 @@ BYTES_KEPT = 2 << 30
 """Captured batches beyond those stay while all are this small: answers that end one by one meet
 many shapes, and capturing one again costs as much as dozens of its steps."""
 
+PREFILL_TOKENS = {"cpu": 1152, "cuda": 1 << 16}
+"""Tokens prefilled at once: on the CPU few enough for the activations to stay in its cache."""
+PREFILL_CAPTURED = 1 << 13
+"""Tokens up to which a prefill is captured: the GPU does more in less time than it is launched."""
 
+Ids = Sequence[int]
 Key = tuple[Shape, bool, bool]
 """What a batch is made for: its shape, and whether rows are truncated and random."""
 
@@ -68,6 +74,10 @@ class Stepper(Protocol):
         """A batch of at least `shape`, ready to begin."""
         ...
 
+    def start(self, batch: Batch, prompts: Sequence[Ids], mask: Mask | None) -> None:
+        """Fill the prefix from `prompts`, shortest first; draw and record a token for every row."""
+        ...
+
     def step(self, batch: Batch, slot: int, mask: Mask | None) -> None:
         """Feed every row's last token at own `slot`, draw and record the next."""
         ...
@@ -89,6 +99,9 @@ class Eager:
         batch.cache.restart_own()
         return batch
 
+    def start(self, batch: Batch, prompts: Sequence[Ids], mask: Mask | None) -> None:
+        batch.choose(fill(batch, prompts), mask)
+
     def step(self, batch: Batch, slot: int, mask: Mask | None) -> None:
         batch.cache.make_room_for(slot)
         batch.choose(batch.logits(slot), mask, slot + 1)
@@ -103,6 +116,49 @@ def keep_freed_pages() -> None:
     torch.empty(31 << 20, dtype=torch.uint8)
 
 
+def fill(batch: Batch, prompts: Sequence[Ids]) -> Tensor:
+    """Fill the prefix, a budget of tokens at a time; the rows' logits for their first token."""
+    weights, device = batch.weights, batch.weights.device
+    budget = PREFILL_TOKENS.get(device.type, 1 << 14)
+    logits = torch.zeros(batch.shape.groups, weights.config.vocab_size, device=device)
+    first = 0
+    while first < len(prompts):
+        # Sorted by length, so the longest that fits decides how many do.
+        size = 1
+        while first + size < len(prompts) and (size + 1) * len(prompts[first + size]) <= budget:
+            size += 1
+        taken = prompts[first : first + size]
+        ids, lengths = (one.to(device) for one in padded(taken, size, len(taken[-1])))
+        logits[first : first + size] = prefill(weights, batch.cache, first, ids, lengths)
+        first += size
+    return logits.repeat_interleave(batch.shape.width, 0)
+
+
+def padded(prompts: Sequence[Ids], rows: int, tokens: int) -> tuple[Tensor, Tensor]:
+    """Ids [rows, tokens] and lengths; rows without a prompt have one token."""
+    lines = [[*ids, *[0] * (tokens - len(ids))] for ids in prompts]
+    lines += [[0] * tokens] * (rows - len(prompts))
+    lengths = [len(ids) for ids in prompts] + [1] * (rows - len(prompts))
+    return torch.tensor(lines), torch.tensor(lengths)
+
+
+class _Start(NamedTuple):
+    """A captured prefill and first choice, for prompts of up to so many tokens."""
+
+    ids: Tensor
+    lengths: Tensor
+    graph: torch.cuda.CUDAGraph
+
+
+class _Made(NamedTuple):
+    """What is kept for a shape of batch."""
+
+    batch: Batch
+    step: torch.cuda.CUDAGraph
+    starts: dict[int, _Start]
+    """By the tokens of the longest prompt, rounded up."""
+
+
 class Graphed:
     """One captured step per shape of batch, buffers and graph reused by later calls."""
 
@@ -111,50 +167,81 @@ class Graphed:
 
     def __init__(self, weights: Weights, kernels: Kernels, compiled: bool = False) -> None:
         self.weights = weights
-        self.advance = _advance(kernels)
+        self.advance, self.draw = _advance(kernels)
         if compiled:
             self.advance = torch.compile(self.advance, dynamic=False, fullgraph=True)
         self.pool = torch.cuda.graph_pool_handle()
-        self.captured = _Kept(self._capture, self._bytes, BYTES_KEPT)
+        self.made = _Kept(self._make, self._bytes, BYTES_KEPT)
 
     def batch(self, shape: Shape, truncated: bool, random: bool) -> Batch:
-        return self.captured[roomy(shape), truncated, random][0]
+        return self.made[roomy(shape), truncated, random].batch
 
     def step(self, batch: Batch, slot: int, mask: Mask | None) -> None:
+        self._of(batch).step.replay()
+
+    def start(self, batch: Batch, prompts: Sequence[Ids], mask: Mask | None) -> None:
+        groups, longest = batch.shape.groups, rounded_up(len(prompts[-1]), 16)
+        tokens = min(longest, self.weights.config.n_positions)
+        if groups * tokens > PREFILL_CAPTURED:
+            self.draw(batch, fill(batch, prompts))
+            return
+        starts, given = self._of(batch).starts, padded(prompts, groups, tokens)
+        if tokens not in starts:
+            starts[tokens] = self._capture_start(batch, *given)
+        for mine, theirs in zip(starts[tokens][:2], given, strict=True):
+            mine.copy_(theirs)
+        starts[tokens].graph.replay()
+
+    def _of(self, batch: Batch) -> _Made:
         rules = batch.rows.rules
-        self.captured[batch.shape, rules.truncated, rules.random][1].replay()
+        return self.made[batch.shape, rules.truncated, rules.random]
 
     def _bytes(self, shape: Shape) -> int:
         """Of a batch's keys and values."""
         config, slots = self.weights.config, shape.groups * shape.prefix + shape.rows * shape.new
         return 2 * slots * config.n_layer * config.n_embd * self.weights.dtype.itemsize
 
-    def _capture(
-        self, shape: Shape, truncated: bool, random: bool
-    ) -> tuple[Batch, torch.cuda.CUDAGraph]:
+    def _make(self, shape: Shape, truncated: bool, random: bool) -> _Made:
         """A batch and the graph of its step; what the warm-up writes at index 1 is forgotten."""
         batch = Batch(self.weights, shape, truncated, random)
         batch.cache.resize_own(shape.new)
+        batch.index.fill_(1)
+        return _Made(batch, self._captured(lambda: self.advance(batch), [batch.index]), {})
+
+    def _capture_start(self, batch: Batch, ids: Tensor, lengths: Tensor) -> _Start:
+        ids, lengths = ids.to(self.weights.device), lengths.to(self.weights.device)
+
+        def run() -> None:
+            logits = prefill(self.weights, batch.cache, 0, ids, lengths)
+            self.draw(batch, logits.repeat_interleave(batch.shape.width, 0))
+
+        state = [batch.index, batch.last, batch.rows.done, *batch.outputs()]
+        return _Start(ids, lengths, self._captured(run, state))
+
+    def _captured(self, run: Callable[[], None], state: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
+        """The graph of `run`; what the warm-up does to `state` is undone."""
+        before = [one.clone() for one in state]
         side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(3):
-                batch.index.fill_(1)
-                self.advance(batch)
-            batch.index.fill_(1)
+                run()
+                for one, kept in zip(state, before, strict=True):
+                    one.copy_(kept)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
-            self.advance(batch)
-        return batch, graph
+            run()
+        return graph
 
 
-def _advance(kernels: Kernels) -> Callable[[Batch], None]:
+def _advance(kernels: Kernels) -> tuple[Callable[[Batch], None], Callable[[Batch, Tensor], None]]:
+    """A whole step, and its last part: logits to tokens."""
     if kernels == "triton":
-        from .triton_step import advance
+        from .triton_step import advance, draw
 
-        return advance
-    return advance_torch
+        return advance, draw
+    return advance_torch, Batch.choose
 
 
 def advance_torch(batch: Batch) -> None:
@@ -167,8 +254,8 @@ def roomy(shape: Shape) -> Shape:
     return Shape(
         _round_steps(shape.groups),
         shape.width,
-        -(-shape.prefix // 64) * 64,
-        -(-shape.new // 16) * 16,
+        rounded_up(shape.prefix, 64),
+        rounded_up(shape.new, 16),
     )
 
 

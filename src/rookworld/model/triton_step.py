@@ -24,7 +24,11 @@ from .triton_product import product_parts, suits, suits_widening, widened
 
 def advance(batch: Batch) -> None:
     """Feed every row's last token, draw and record the next; all of it on the device."""
-    logits = _logits(batch)
+    draw(batch, _logits(batch))
+
+
+def draw(batch: Batch, logits: Tensor) -> None:
+    """Draw and record the next token of every row."""
     if batch.rows.rules.truncated:
         batch.choose(logits)
     else:
