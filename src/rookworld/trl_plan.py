@@ -24,6 +24,7 @@ FIXED = (
     *("updates_per_rollout", "tv_delta", "baseline_type", "advantage_std_floor", "reward_norm"),
     *("gae", "gamma", "gae_lambda", "value_coef", "kl_collect_cap", "ref_reset_kl", "ref_device"),
     *("recovery_lr_factor", "max_recoveries", "recompute", "compile", "shard", "score_workers"),
+    "graphs",
 )
 """Settings that GRPOTrainer has nothing for; they must keep their defaults."""
 KL_TYPES = ("forward", "k3")
@@ -85,13 +86,19 @@ def check_flags(settings: TrainSettings) -> None:
     if settings.device not in ("auto", "cpu", "cuda"):
         refused.append("device")
     if refused:
-        flags = ", ".join(
-            f"--{name.replace('_', '-')} {getattr(settings, name)}" for name in refused
-        )
+        flags = ", ".join(as_flag(name, getattr(settings, name)) for name in refused)
         raise ConfigError(
             f"--backend trl cannot honour {flags}: leave it out or use --backend native "
             "(docs/trl.md says why)"
         )
+
+
+def as_flag(name: str, value: object) -> str:
+    """A setting as one would have typed it."""
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag} {value}"
 
 
 def installed() -> str | None:
