@@ -13,8 +13,8 @@ single squares of a board, which are worth something only together.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import takewhile
+from typing import NamedTuple
 
 from rookworld.tasks.environment import EnvironmentAnswer, board_score
 from rookworld.tasks.notation import is_move_text, read_fen
@@ -26,9 +26,8 @@ USUAL_HITS, USUAL_ACCURACY = 0.55, 0.6
 """How often a listed move is a true one; accuracy of an evaluation."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """What an answer promises from some token on."""
+class Outlook(NamedTuple):
+    """What an answer promises from some token on; many cross between processes, as tuples fast."""
 
     stage: int
     """How far the answer has come; answers to one prompt are compared stage by stage."""
