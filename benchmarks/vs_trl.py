@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -123,6 +124,8 @@ def compared(case: Case, suffix: str) -> Numbers:
             f"  {side:4} {step[side]:7.3f} s a step, {case.samples / step[side]:8.1f} samples/s, "
             f"peak {memory[side]:7.0f} MB, {found[side]['tokens']:.1f} tokens an answer"
         )
+        if case.device == "cuda":
+            print(f"       {found[side]['held_mb']:7.0f} MB held by the allocator")
     where = ", ".join(f"{name} {found['ours'][name]:.3f} s" for name in PARTS)
     print(f"  of ours: {where}")
     numbers = {
@@ -159,6 +162,7 @@ def in_turns(sides: Sequence[str], case: Case) -> dict[str, Numbers]:
         | {
             "tokens": fmean(one["tokens"] for one in taken[1:]),
             "peak_mb": taken[-1]["peak_mb"],
+            "held_mb": taken[-1]["held_mb"],
         }
         for side, taken in steps.items()
     }
@@ -206,6 +210,9 @@ def await_turn() -> None:
 def tell(seconds: float, tokens: float, device: torch.device, parts: Numbers | None = None) -> None:
     """In a child: say what a step took, and what of it where."""
     found = {"step_s": seconds, "tokens": tokens, "peak_mb": peak_memory_mb(device)}
+    # what the allocator holds on to, recorded passes included
+    on_cuda = device.type == "cuda"
+    found["held_mb"] = torch.cuda.max_memory_reserved(device) / 2**20 if on_cuda else math.nan
     print(json.dumps(found | (parts or {})), flush=True)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -24,25 +23,26 @@ class Rerun(PassGraph):
     made = 0
 
     def __init__(
-        self, run: Run, model: GPT2, x: Tensor, others: Sequence[Tensor], pool: Any, learns: bool
+        self, run: Run, model: GPT2, x: Tensor, heads: Tensor, most: int, pool: Any, learns: bool
     ) -> None:
         Rerun.made += 1
         self.run, self.model, self.learns = run, model, learns
-        self.x = x.detach().clone()
-        self.others = [other.clone() for other in others]
+        self.x, self.heads = x.detach().clone(), heads.clone()
+        self.wanted = heads.new_zeros(most)
 
-    def forward(self, x: Tensor, others: Sequence[Tensor]) -> Tensor:
+    def forward(self, x: Tensor, heads: Tensor, wanted: Tensor) -> Tensor:
         with torch.no_grad():
             self.x.copy_(x)
-            for mine, other in zip(self.others, others, strict=True):
-                mine.copy_(other)
+            self.heads.copy_(heads)
+            self.wanted[: len(wanted)].copy_(wanted)
         self.x = self.x.detach().requires_grad_(self.learns)
         with torch.set_grad_enabled(self.learns):
-            self.found = self.run(self.model, self.x, *self.others)
-        return self.found.detach().clone()
+            self.found = self.run(self.model, self.x, self.heads, self.wanted)
+        return self.found[: len(wanted)].detach().clone()
 
     def backward(self, slope: Tensor) -> Tensor:
-        self.found.backward(slope)  # type: ignore[no-untyped-call]
+        rest = self.found.new_zeros(len(self.found) - len(slope), slope.shape[1])
+        self.found.backward(torch.cat([slope, rest]))  # type: ignore[no-untyped-call]
         assert self.x.grad is not None
         return self.x.grad
 
@@ -65,7 +65,10 @@ def pool_of() -> Any:
     return torch.cuda.graph_pool_handle() if DEVICE == "cuda" else None
 
 
-def run(model: GPT2, x: Tensor, wanted: Tensor) -> Tensor:
+NONE = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+
+
+def run(model: GPT2, x: Tensor, heads: Tensor, wanted: Tensor) -> Tensor:
     return model.through_blocks(x, causal, wanted)
 
 
@@ -76,7 +79,10 @@ def gradients_of(model: GPT2, ids: Tensor, wanted: Tensor, passes: PassGraphs | 
     found = []
     for turn in (1.0, 2.0):
         x = model.embed(ids.roll(int(turn)))
-        hidden = run(model, x, wanted) if passes is None else passes("one", run, x, wanted)
+        if passes is None:
+            hidden = run(model, x, NONE, wanted)
+        else:
+            hidden = passes("one", run, x, NONE, wanted, 18)
         loss = turn * hidden.sin().sum() + model.logits(hidden)[:, 3].sum()
         loss.backward()  # type: ignore[no-untyped-call]
         found.append(hidden.detach())
@@ -93,13 +99,14 @@ def test_a_replay_is_the_pass_and_its_gradient(trained: str, again: bool) -> Non
     for step in range(4):
         generator = torch.Generator().manual_seed(step)
         ids = torch.randint(0, 40, (2, 9), generator=generator).to(DEVICE)
-        wanted = torch.randperm(18, generator=generator)[:7].to(DEVICE)
+        wanted = torch.randperm(18, generator=generator)[: 9 - step].to(DEVICE)
         plain = copy.deepcopy(model)
         expected = gradients_of(plain, ids, wanted, None)
         found = gradients_of(model, ids, wanted, passes)
         assert len(found) == len(expected)
         for mine, theirs in zip(found, expected, strict=True):
-            torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-4)
+            # float32 sums over other numbers of rows, some of which nearly cancel
+            torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-3)
         with torch.no_grad():  # an update in place, which replays must see
             for parameter in model.parameters():
                 if parameter.grad is not None:
@@ -117,16 +124,22 @@ def test_only_sizes_that_return_are_recorded(
 
     def ask(tokens: int) -> int:
         ids = torch.arange(2 * tokens, device=DEVICE).view(2, tokens)
-        passes("one", run, model.embed(ids), wanted)
+        passes("one", run, model.embed(ids), NONE, wanted, 2)
         return len(passes.kept)
 
     assert [ask(5) for _ in range(4)] == [0, 0, 1, 1]
     assert [ask(6) for _ in range(4)] == [1, 1, 2, 2]
     assert [ask(7) for _ in range(4)] == [2, 2, 2, 2], "no more than are kept"
-    monkeypatch.setattr(graphs, "GRAPHS_KEPT", 9)
-    monkeypatch.setattr(graphs, "LARGEST", 2 * 7 * 32)
-    assert ask(7) == 3
-    assert [ask(8) for _ in range(4)] == [3, 3, 3, 3], "the host keeps ahead of large ones"
+    before = set(passes.kept)
+    monkeypatch.setattr(graphs, "FORGOTTEN", 4)
+    assert [ask(7), len(before & set(passes.kept))] == [2, 1], "the one not asked for makes way"
+
+
+def test_large_passes_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = PassGraphs(small_model(), pool_of())
+    monkeypatch.setattr(graphs, "memory_of", lambda device: 5 * 50 * 100 * 32 * 3)
+    assert passes.suit(100)
+    assert not passes.suit(101)
 
 
 def test_without_a_gradient_to_learn_from_a_replay_only_finds(recorded: type[Rerun]) -> None:
@@ -136,8 +149,8 @@ def test_without_a_gradient_to_learn_from_a_replay_only_finds(recorded: type[Rer
     for _ in range(4):
         with torch.no_grad():
             x = model.embed(ids)
-            found = passes("one", run, x, wanted)
-            torch.testing.assert_close(found, run(model, x, wanted), atol=1e-5, rtol=1e-4)
+            found = passes("one", run, x, NONE, wanted, 10)
+            torch.testing.assert_close(found, run(model, x, NONE, wanted), atol=1e-5, rtol=1e-4)
         assert not found.requires_grad
     assert len(passes.kept) == 1
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,9 +20,10 @@ from rookworld.model.sampling import Sampling
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.packs import micro_packs, pack
+from rookworld.passes import Learner, prepare, reference_states
 from rookworld.rollout import Collector, Prompts, collect, prompt_text
 from rookworld.tasks.reward import RewardRules
-from tiny_training import judge_by, share_of_low_moves, tiny_rows
+from tiny_training import judge_by, share_of_low_moves, tiny_rows, tiny_settings
 
 pytestmark = pytest.mark.usefixtures("single_thread")
 
@@ -109,6 +113,29 @@ def test_ids_trained_on_are_the_ids_sampled(model: GPT2, tokenizer: Tokenizer) -
         for token in group.tokens[i, :length].tolist()
     ]
     assert packed.targets.tolist() == sampled
+
+
+def test_what_is_found_out_meanwhile_is_of_the_same_answers(
+    model: GPT2, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    reference = copy.deepcopy(model).requires_grad_(False)
+    learner, settings = (
+        Learner(model, reference),
+        tiny_settings(tmp_path, tmp_path, micro_tokens=60),
+    )
+    collector = collector_of(model, tokenizer)
+    prompts = Prompts(tiny_rows(), tokenizer, 0.5, seed=0).take(6)
+    plain = collector.groups(prompts, step=0, progress=1.0)
+    look = partial(reference_states, learner, settings, tokenizer.eos)
+    looked = replace(collector, meanwhile=look).groups(prompts, step=0, progress=1.0)
+    assert all(group.ref_states is not None for group in looked)
+    for count in (4, 6):  # some groups may be left out after they were judged
+        expected, found = (
+            prepare(groups[:count], learner, settings, tokenizer.eos) for groups in (plain, looked)
+        )
+        assert len(found) > 1
+        for mine, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine.ref_hidden, theirs.ref_hidden, atol=1e-5, rtol=1e-4)
 
 
 def test_recorded_log_probabilities_are_the_models_own(model: GPT2, tokenizer: Tokenizer) -> None:

@@ -9,18 +9,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from rookworld.model.batch import rounded_up
 from rookworld.model.gpt2 import Attend, abreast, branched, fanned
-from rookworld.rollout import Group
+from rookworld.rollout import Prompt
 
 TOKENS_TOGETHER = 16
 """On a GPU prompts and answers are padded to a multiple of this: its kernels take such sizes as
 they are, and passes of few sizes can be recorded (`model.graphs`)."""
+
+
+class Answered(Protocol):
+    """A prompt with its answers, judged (`Group`) or not yet (`Answers`)."""
+
+    @property
+    def prompt(self) -> Prompt: ...
+    @property
+    def tokens(self) -> Tensor: ...
+    @property
+    def lengths(self) -> Tensor: ...
+
+
+Sampled = TypeVar("Sampled", bound=Answered)
 
 
 @dataclass(frozen=True)
@@ -79,14 +93,14 @@ class Pack:
         return out.index_put((self.sequences, self.places), rows)
 
 
-def pack(groups: Sequence[Group], eos: int, multiple: int | None = None) -> Pack:
-    """Groups of one K side by side, padded to a multiple of tokens (default: as the device likes).
+def together_on(device: torch.device) -> int:
+    """The multiple of tokens that prompts and answers are padded to on a device."""
+    return 1 if device.type == "cpu" else TOKENS_TOGETHER
 
-    See `Pack`.
-    """
+
+def pack(groups: Sequence[Answered], eos: int, multiple: int = 1) -> Pack:
+    """Groups of one K side by side, prompts and answers padded to a multiple; see `Pack`."""
     device = groups[0].tokens.device
-    if multiple is None:
-        multiple = 1 if device.type == "cpu" else TOKENS_TOGETHER
     k = len(groups[0].lengths)
     head = rounded_up(max(len(group.prompt.ids) for group in groups), multiple)
     # the last sampled token predicts nothing
@@ -135,21 +149,26 @@ def shared_prefix(heads: Tensor, head: int, answers: int, tail: int) -> Attend:
     return fanned(heads, head, answers, tail)
 
 
-def micro_packs(groups: Sequence[Group], budget: int) -> list[list[Group]]:
-    """Groups of like size together, each list within a budget of tokens (at least one group)."""
+def micro_packs(groups: Sequence[Sampled], budget: int, multiple: int = 1) -> list[list[Sampled]]:
+    """Groups of like size together, each list within a budget of tokens (at least one group).
 
-    def size(group: Group) -> tuple[int, int, int]:
+    Tokens are counted as `pack` pads them.
+    """
+
+    def size(group: Sampled) -> tuple[int, int, int]:
         return (group.tokens.shape[1], len(group.prompt.ids), group.prompt.key)
 
-    packs: list[list[Group]] = []
+    packs: list[list[Sampled]] = []
     for group in sorted(groups, key=size):
         width = group.tokens.shape[1]
         k = len(group.lengths)
         if packs:
             lines = [*packs[-1], group]
-            longest = max(size(one)[0] for one in lines), max(size(one)[1] for one in lines)
+            head = rounded_up(max(size(one)[1] for one in lines), multiple)
+            # an answer's last token is never fed
+            tail = rounded_up(width - 1, multiple)
             uneven = width > 2 * size(packs[-1][0])[0]
-            if not uneven and len(lines) * (longest[1] + k * longest[0]) <= budget:
+            if not uneven and len(lines) * (head + k * tail) <= budget:
                 packs[-1].append(group)
                 continue
         packs.append([group])

@@ -17,8 +17,8 @@ from rookworld.grpo.kl import EXACT, Draw, TokenStats, k3, token_stats
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.graphs import PassGraphs
 from rookworld.model.precision import passes_in
-from rookworld.packs import Pack, micro_packs, pack, shared_prefix
-from rookworld.rollout import LETTERS, Group
+from rookworld.packs import Pack, micro_packs, pack, shared_prefix, together_on
+from rookworld.rollout import LETTERS, Answers, Group
 from rookworld.settings import TrainSettings
 
 CHUNK_VOCABULARY = 8_192
@@ -87,21 +87,45 @@ def prepare(
 ) -> list[Micro]:
     """Packs of this rank's groups, with the reference's pass over each."""
     micros = []
-    packs = micro_packs(groups, settings.micro_tokens)
+    multiple = together_on(learner.model.device)
+    packs = micro_packs(groups, settings.micro_tokens, multiple)
     missing = sharding.missing_passes(learner.reference, len(packs))
     for chosen in packs:
-        packed = pack(chosen, eos)
+        packed = pack(chosen, eos, multiple)
         width = packed.width
         recorded = torch.cat([widened(group.logp, width) for group in chosen])
         old = recorded[packed.sequences, packed.places]
         kept = torch.ones(packed.count, dtype=torch.bool, device=old.device)
         micro = Micro(packed, chosen, draw_of(packed, chosen, settings), old, old, kept)
-        micro.ref_hidden = reference_pass(packed, learner, settings)
+        micro.ref_hidden = known_states(chosen, packed, learner, settings)
         if settings.kl_collect_cap > 0:
             micro.kept = within_cap(micro, learner, settings)
         micros.append(micro)
     sharding.idle_passes(learner.reference, missing)
     return micros
+
+
+def known_states(
+    groups: Sequence[Group], packed: Pack, learner: Learner, settings: TrainSettings
+) -> Tensor:
+    """The reference's states, found out while answers were scored or else now."""
+    known = [group.ref_states for group in groups if group.ref_states is not None]
+    if len(known) == len(groups):
+        return torch.cat(known)
+    return reference_pass(packed, learner, settings)
+
+
+def reference_states(
+    learner: Learner, settings: TrainSettings, eos: int, answers: Sequence[Answers]
+) -> list[Tensor]:
+    """The reference's states of each prompt's answers, before anybody has judged them."""
+    multiple = together_on(learner.model.device)
+    found: dict[int, Tensor] = {}
+    for chosen in micro_packs(answers, settings.micro_tokens, multiple):
+        states = reference_pass(pack(chosen, eos, multiple), learner, settings)
+        parts = torch.split(states, [one.count for one in chosen])
+        found |= {one.prompt.key: part for one, part in zip(chosen, parts, strict=True)}
+    return [found[one.prompt.key] for one in answers]
 
 
 def widened(logp: Tensor, width: int) -> Tensor:
@@ -134,7 +158,7 @@ def sampling_of(letter: str, settings: TrainSettings) -> tuple[float, float]:
 
 def states(packed: Pack, model: GPT2, graphs: PassGraphs | None = None) -> Tensor:
     """[rows, width] the hidden state that predicts each sampled token."""
-    if graphs is None:
+    if graphs is None or not graphs.suit(packed.ids.shape[1]):
         hidden: Tensor = model(packed.ids, packed.positions, packed.attend, packed.sources)
         return hidden
     size = (packed.head, packed.answers, packed.width - 1)
@@ -142,11 +166,10 @@ def states(packed: Pack, model: GPT2, graphs: PassGraphs | None = None) -> Tenso
     def run(model: GPT2, x: Tensor, heads: Tensor, sources: Tensor) -> Tensor:
         return model.through_blocks(x, shared_prefix(heads, *size), sources)
 
-    # as many as there could be, so that a size does not depend on where answers ended
-    missing = packed.count * packed.width - len(packed.sources)
-    sources = nn.functional.pad(packed.sources, (0, missing))
     x = model.embed(packed.ids, packed.positions)
-    return graphs(size, run, x, packed.heads, sources)[: len(packed.sources)]
+    # a size must not depend on where answers ended
+    most = packed.count * packed.width
+    return graphs(size, run, x, packed.heads, packed.sources, most)
 
 
 @torch.no_grad()

@@ -76,6 +76,8 @@ class Group:
     verdicts: tuple[Verdict, ...]
     promises: Promises | None = None
     """With credit by field: what each answer was worth while it was written."""
+    ref_states: Tensor | None = None
+    """[tokens of all answers, width] the reference's states, if they were found out meanwhile."""
 
     @property
     def rewards(self) -> list[float]:
@@ -157,6 +159,8 @@ class Collector:
     """What the sampler's matrices are in; default: as the model's."""
     workers: Workers | None = None
     """Who scores a part of the answers while the next part is sampled; default: nobody else."""
+    meanwhile: Callable[[Sequence[Answers]], Sequence[Tensor]] | None = None
+    """What else to find out about answers while they are scored: see `Group.ref_states`."""
     clock: Callable[[str], Any] = field(default=lambda name: None)
     """Called with "sample" when sampling ends, and with "score" when scoring does."""
 
@@ -173,10 +177,14 @@ class Collector:
             answers = self.sampled(part, step)
             begun.append((answers, self.begin(scorer, answers)))
         self.clock("sample")
+        seen: list[Sequence[Tensor | None]] = [
+            self.meanwhile(answers) if self.meanwhile else [None] * len(answers)
+            for answers, _ in begun
+        ]
         groups = [
-            self.group(answer, scores)
-            for answers, scored in begun
-            for answer, scores in zip(answers, scored(), strict=True)
+            self.group(answer, scores, states)
+            for (answers, scored), found in zip(begun, seen, strict=True)
+            for answer, scores, states in zip(answers, scored(), found, strict=True)
         ]
         self.clock("score")
         return [group for _, group in sorted(zip(order, groups, strict=True), key=lambda x: x[0])]
@@ -212,6 +220,7 @@ class Collector:
                     samples.logp[mine, :longest],
                     samples.entropy[mine, :longest],
                     [row[:longest] for row in ids[mine]],
+                    sum(lengths[mine]),
                     Question(prompt.row, tuple(texts[mine]), tuple(finished[mine])),
                 )
             )
@@ -231,7 +240,7 @@ class Collector:
 
         return asked
 
-    def group(self, answers: Answers, scores: Scores) -> Group:
+    def group(self, answers: Answers, scores: Scores, ref_states: Tensor | None) -> Group:
         return Group(
             answers.prompt,
             answers.tokens,
@@ -242,6 +251,7 @@ class Collector:
             answers.question.texts,
             scores.verdicts,
             promised(answers.ids, scores.outlooks, self.tokenizer) if self.by_field else None,
+            ref_states,
         )
 
 
@@ -255,6 +265,8 @@ class Answers:
     logp: Tensor
     entropy: Tensor
     ids: list[list[int]]
+    count: int
+    """Sampled tokens of all K."""
     question: Question
 
 

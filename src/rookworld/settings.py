@@ -330,8 +330,8 @@ class TrainSettings(RewardWeights):
     """Compute blocks a second time in the backward pass rather than keep what they found: one more
     forward pass, and larger packs in the same memory."""
     graphs: bool = True
-    """On a GPU, record the update's small passes (CUDA graphs) and replay them, which spares the
-    host launching each kernel; costs memory for a second set of buffers."""
+    """On a GPU, record small passes of policy and reference (CUDA graphs) and replay them, which
+    spares the host launching each kernel; what they use stays reserved between steps."""
     compile: bool = False
     """Compile the block for the update. On an H200 it lost to the kernels that it replaces:
     docs/performance.md."""

@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,8 @@ def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Cl
     """Sampled and judged groups of this step."""
     # a recovery samples anew: the answers that led astray are not asked for again
     seed = settings.seed + 1_000_003 * state.guard.recoveries
+    scorers = scoring_workers(settings, state.learner.whole.device)
+    meanwhile = partial(passes.reference_states, state.learner, settings, state.tokenizer.eos)
     collector = Collector(
         state.learner.whole,
         state.tokenizer,
@@ -150,7 +153,9 @@ def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Cl
         judge,
         by_field=settings.credit != "answer" and not settings.gae,
         dtype=matrices_in(settings.dtype, state.learner.whole.device),
-        workers=scoring_workers(settings, state.learner.whole.device),
+        workers=scorers,
+        # a GPU has nothing else to do while others score; shares must take as many passes on all
+        meanwhile=meanwhile if scorers is not None and not settings.shard else None,
         clock=clock.mark,
     )
     progress = ramp(state.step, settings.reward_warmup_steps)

@@ -37,7 +37,7 @@ class Shape(NamedTuple):
 
 
 def rounded_up(size: int, multiple: int) -> int:
-    """A size for which there are few others."""
+    """The next multiple: many sizes become few."""
     return -(-size // multiple) * multiple
 
 

@@ -2,15 +2,16 @@
 
 Laws: a replay is the pass that was recorded, on the inputs and the weights of the moment; gradients
 are added to the parameters' `.grad`, as autograd does it. A pass of GPT-2 over ten thousand tokens
-takes the GPU half the time that the host needs to launch it; larger ones are not worth the memory.
+takes the GPU half the time that the host needs to launch it. Huge ones would hold too much memory.
 A recording that fails raises: training that quietly ran at half its speed would go unnoticed.
 """
 
 from __future__ import annotations
 
 import copy
-from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,15 +20,16 @@ from torch.autograd.function import once_differentiable
 
 from .gpt2 import GPT2
 
-Run = Callable[..., Tensor]
-"""(model, x, *others) -> what a pass finds; nothing in it may wait for the device."""
+Run = Callable[[GPT2, Tensor, Tensor, Tensor], Tensor]
+"""(model, x, heads, wanted) -> the wanted states; nothing in it may wait for the device."""
 
-LARGEST = 16 << 20
-"""Numbers in the stream of a pass (tokens x width) beyond which the host keeps ahead by itself."""
+HELD_BYTES, MOST_HELD = 50, 0.2
+"""Roughly what a recording holds for every number in the streams of its pass (tokens x width x
+layers), and the part of the GPU's memory that it may hold: others would miss it."""
 SEEN_BEFORE = 2
-"""Passes of a size that run as they are before one is recorded; they also load its kernels."""
-GRAPHS_KEPT = 8
-"""Sizes recorded, the first to return; the others go on as they are."""
+"""Passes of a size that run as they are before one is recorded."""
+GRAPHS_KEPT, FORGOTTEN = 8, 256
+"""Sizes kept recorded; a new one takes the place of one that so many passes have not asked for."""
 
 
 class PassGraphs:
@@ -38,27 +40,52 @@ class PassGraphs:
         self.twin = twin_of(model)
         self.learns = any(parameter.requires_grad for parameter in model.parameters())
         self.seen: Counter[Hashable] = Counter()
-        self.kept: dict[Hashable, PassGraph] = {}
+        self.kept: OrderedDict[Hashable, PassGraph] = OrderedDict()
+        """The one that was asked for last stands last."""
+        self.asked: dict[Hashable, int] = {}
+        """When each was asked for, counted in passes."""
 
-    def __call__(self, size: Hashable, run: Run, x: Tensor, *others: Tensor) -> Tensor:
-        """`run(model, x, *others)`; `size` tells apart whatever the run depends on beside them."""
-        key = (size, x.shape, *_autocast().values())
+    def suit(self, tokens: int) -> bool:
+        """Whether passes over so many tokens may be recorded at all."""
+        config = self.model.config
+        held = HELD_BYTES * tokens * config.n_embd * config.n_layer
+        return held <= MOST_HELD * memory_of(self.model.device)
+
+    def __call__(
+        self, size: Hashable, run: Run, x: Tensor, heads: Tensor, wanted: Tensor, most: int
+    ) -> Tensor:
+        """`run(model, x, heads, wanted)`, where `most` could be wanted.
+
+        `size` tells apart whatever the run depends on beside these and their sizes.
+        """
+        key = (size, x.shape, most, *_autocast().values())
         self.seen[key] += 1
         if key not in self.kept:
-            rare = self.seen[key] <= SEEN_BEFORE or len(self.kept) >= GRAPHS_KEPT
-            if rare or x.numel() > LARGEST:
-                return run(self.model, x, *others)
+            if self.seen[key] <= SEEN_BEFORE or not self.has_room():
+                return run(self.model, x, heads, wanted)
             self.settle_gradients()
             with torch.cuda.device(x.device):
-                self.kept[key] = PassGraph(run, self.twin, x, others, self.pool, self.learns)
+                self.kept[key] = PassGraph(run, self.twin, x, heads, most, self.pool, self.learns)
+        self.kept.move_to_end(key)
+        self.asked[key] = self.seen.total()
         graph = self.kept[key]
         if not (self.learns and torch.is_grad_enabled()):
-            return graph.forward(x, others)
+            return graph.forward(x, heads, wanted)
         self.settle_gradients()
         # without embeddings to learn nothing else would say that a gradient is wanted
         x = x if x.requires_grad else x.detach().requires_grad_()
-        found: Tensor = _Replay.apply(graph, x, *others)  # type: ignore[no-untyped-call]
+        found: Tensor = _Replay.apply(graph, x, heads, wanted)  # type: ignore[no-untyped-call]
         return found
+
+    def has_room(self) -> bool:
+        """For one more; a size that has not come back for long makes way."""
+        if len(self.kept) < GRAPHS_KEPT:
+            return True
+        oldest = next(iter(self.kept))
+        if self.seen.total() - self.asked[oldest] <= FORGOTTEN:
+            return False
+        del self.kept[oldest]
+        return True
 
     def settle_gradients(self) -> None:
         """Let parameters and their twins have their gradients in one place, whatever is in it."""
@@ -77,6 +104,12 @@ class PassGraphs:
             torch._foreach_zero_(empty)
 
 
+@cache
+def memory_of(device: torch.device) -> int:
+    """Bytes that a GPU has in all."""
+    return torch.cuda.get_device_properties(device).total_memory
+
+
 def twin_of(model: GPT2) -> GPT2:
     """The same weights in a module of its own.
 
@@ -91,49 +124,77 @@ class PassGraph:
     """One recorded pass, and the way back through it."""
 
     def __init__(
-        self, run: Run, model: GPT2, x: Tensor, others: Sequence[Tensor], pool: Any, learns: bool
+        self, run: Run, model: GPT2, x: Tensor, heads: Tensor, most: int, pool: Any, learns: bool
     ) -> None:
         self.x = x.detach().clone().requires_grad_(learns)
-        self.others = [other.clone() for other in others]
+        self.heads = heads.clone()
+        self.wanted = heads.new_zeros(most)
         self.there, self.back = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        # no cache: what it kept would belong to the recording and be used beside it
-        cast = torch.autocast("cuda", **_autocast(), cache_enabled=False)
-        with torch.set_grad_enabled(learns), torch.cuda.graph(self.there, pool=pool), cast:
-            found = run(model, self.x, *self.others)
+
+        def passed() -> Tensor:
+            # no cache: what it kept would belong to the recording and be used beside it
+            with torch.autocast("cuda", **_autocast(), cache_enabled=False):
+                return run(model, self.x, self.heads, self.wanted)
+
+        with torch.set_grad_enabled(learns):
+            self.slope = self.warm_up(passed)
+            with torch.cuda.graph(self.there, pool=pool):
+                found = passed()
         self.found = found.detach()
         if learns:
-            self.slope = torch.zeros_like(found)
-            plain = torch.autocast("cuda", enabled=False)
-            with torch.cuda.graph(self.back, pool=pool), plain:
-                found.backward(self.slope)  # type: ignore[no-untyped-call]
+            with torch.cuda.graph(self.back, pool=pool):
+                go_back(found, self.slope)
+
+    def warm_up(self, passed: Callable[[], Tensor]) -> Tensor:
+        """Both ways once, for kernels cannot be loaded while recording; zeros like what is found.
+
+        Going back from zeros adds zeros to the gradients.
+        """
+        side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            found = passed()
+            slope = torch.zeros_like(found)
+            if found.requires_grad:
+                go_back(found, slope)
+            self.x.grad = None
+        torch.cuda.current_stream().wait_stream(side)
+        return slope
 
     @torch.no_grad()
-    def forward(self, x: Tensor, others: Sequence[Tensor]) -> Tensor:
+    def forward(self, x: Tensor, heads: Tensor, wanted: Tensor) -> Tensor:
         self.x.copy_(x)
-        for mine, other in zip(self.others, others, strict=True):
-            mine.copy_(other)
+        self.heads.copy_(heads)
+        # behind them stands what was wanted before, and what is found there nobody asks for
+        self.wanted[: len(wanted)].copy_(wanted)
         self.there.replay()
-        return self.found.clone()
+        return self.found[: len(wanted)].clone()
 
     @torch.no_grad()
     def backward(self, slope: Tensor) -> Tensor:
         """Add to the parameters' gradients; returns that of `x`."""
-        self.slope.copy_(slope)
+        self.slope[: len(slope)].copy_(slope)
+        self.slope[len(slope) :].zero_()
         self.back.replay()
         assert self.x.grad is not None
         return self.x.grad
 
 
+def go_back(found: Tensor, slope: Tensor) -> None:
+    with torch.autocast("cuda", enabled=False):
+        found.backward(slope)  # type: ignore[no-untyped-call]
+
+
 class _Replay(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, graph: PassGraph, x: Tensor, *others: Tensor) -> Tensor:
-        ctx.graph, ctx.others = graph, len(others)
-        return graph.forward(x, others)
+    def forward(ctx: Any, graph: PassGraph, x: Tensor, heads: Tensor, wanted: Tensor) -> Tensor:
+        ctx.graph = graph
+        return graph.forward(x, heads, wanted)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, ctx.graph.backward(slope), *[None] * ctx.others)
+        return None, ctx.graph.backward(slope), None, None
 
 
 def _autocast() -> dict[str, Any]:

@@ -29,7 +29,7 @@ many shapes, and capturing one again costs as much as dozens of its steps."""
 PREFILL_TOKENS = {"cpu": 1152, "cuda": 1 << 16}
 """Tokens prefilled at once: on the CPU few enough for the activations to stay in its cache."""
 PREFILL_CAPTURED = 1 << 13
-"""Tokens up to which a prefill is captured: the GPU does more in less time than it is launched."""
+"""Tokens up to which a prefill is captured; beyond them the host keeps ahead of the GPU."""
 
 Ids = Sequence[int]
 Key = tuple[Shape, bool, bool]
@@ -155,12 +155,15 @@ class _Made(NamedTuple):
 
     batch: Batch
     step: torch.cuda.CUDAGraph
-    starts: dict[int, _Start]
-    """By the tokens of the longest prompt, rounded up."""
+    starts: dict[int, _Start | None]
+    """By the tokens of the longest prompt, rounded up; None while they were met only once."""
 
 
 class Graphed:
-    """One captured step per shape of batch, buffers and graph reused by later calls."""
+    """A captured step and captured starts per shape of batch, and its buffers, for later calls.
+
+    A start that does not come back is not worth its capture; a step comes back for every token.
+    """
 
     look_every = 12
     shrink_at = 0.5
@@ -171,6 +174,8 @@ class Graphed:
         if compiled:
             self.advance = torch.compile(self.advance, dynamic=False, fullgraph=True)
         self.pool = torch.cuda.graph_pool_handle()
+        # one for all: each stream that multiplies has a workspace of its own
+        self.side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.made = _Kept(self._make, self._bytes, BYTES_KEPT)
 
     def batch(self, shape: Shape, truncated: bool, random: bool) -> Batch:
@@ -182,15 +187,17 @@ class Graphed:
     def start(self, batch: Batch, prompts: Sequence[Ids], mask: Mask | None) -> None:
         groups, longest = batch.shape.groups, rounded_up(len(prompts[-1]), 16)
         tokens = min(longest, self.weights.config.n_positions)
-        if groups * tokens > PREFILL_CAPTURED:
+        starts = self._of(batch).starts
+        if groups * tokens > PREFILL_CAPTURED or tokens not in starts:
+            starts[tokens] = None
             self.draw(batch, fill(batch, prompts))
             return
-        starts, given = self._of(batch).starts, padded(prompts, groups, tokens)
-        if tokens not in starts:
-            starts[tokens] = self._capture_start(batch, *given)
-        for mine, theirs in zip(starts[tokens][:2], given, strict=True):
-            mine.copy_(theirs)
-        starts[tokens].graph.replay()
+        given = padded(prompts, groups, tokens)
+        start = starts[tokens] or self._capture_start(batch, *given)
+        starts[tokens] = start
+        start.ids.copy_(given[0])
+        start.lengths.copy_(given[1])
+        start.graph.replay()
 
     def _of(self, batch: Batch) -> _Made:
         rules = batch.rows.rules
@@ -221,14 +228,13 @@ class Graphed:
     def _captured(self, run: Callable[[], None], state: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
         """The graph of `run`; what the warm-up does to `state` is undone."""
         before = [one.clone() for one in state]
-        side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
             for _ in range(3):
                 run()
                 for one, kept in zip(state, before, strict=True):
                     one.copy_(kept)
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(self.side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
             run()

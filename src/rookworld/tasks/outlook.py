@@ -27,7 +27,7 @@ USUAL_HITS, USUAL_ACCURACY = 0.55, 0.6
 
 
 class Outlook(NamedTuple):
-    """What an answer promises from some token on; many cross between processes, as tuples fast."""
+    """What an answer promises from some token on; a tuple, as thousands cross between processes."""
 
     stage: int
     """How far the answer has come; answers to one prompt are compared stage by stage."""
