@@ -68,13 +68,18 @@ class Micro:
     draw: Draw
     old_logp: Tensor
     """[rows] recorded while sampling."""
-    ref_hidden: Tensor
-    """[rows, width] the reference's states, on the reference's device."""
+    ref_parts: Sequence[Tensor]
+    """The reference's states [rows, width] in parts, one behind the other, on its device."""
     kept: Tensor
     """[answers] false for samples beyond the KL cap."""
     advantages: Tensor | None = None
     """[answers] or [answers, tokens]."""
     returns: Tensor | None = None
+
+    @property
+    def ref_hidden(self) -> Tensor:
+        """[rows, width] the reference's states; put together when asked for, a pack at a time."""
+        return torch.cat(list(self.ref_parts)) if len(self.ref_parts) > 1 else self.ref_parts[0]
 
     def mask(self) -> Tensor:
         """[answers, tokens] true on the sampled tokens that count."""
@@ -96,8 +101,8 @@ def prepare(
         recorded = torch.cat([widened(group.logp, width) for group in chosen])
         old = recorded[packed.sequences, packed.places]
         kept = torch.ones(packed.count, dtype=torch.bool, device=old.device)
-        micro = Micro(packed, chosen, draw_of(packed, chosen, settings), old, old, kept)
-        micro.ref_hidden = known_states(chosen, packed, learner, settings)
+        seen = known_states(chosen, packed, learner, settings)
+        micro = Micro(packed, chosen, draw_of(packed, chosen, settings), old, seen, kept)
         if settings.kl_collect_cap > 0:
             micro.kept = within_cap(micro, learner, settings)
         micros.append(micro)
@@ -107,12 +112,12 @@ def prepare(
 
 def known_states(
     groups: Sequence[Group], packed: Pack, learner: Learner, settings: TrainSettings
-) -> Tensor:
+) -> list[Tensor]:
     """The reference's states, found out while answers were scored or else now."""
     known = [group.ref_states for group in groups if group.ref_states is not None]
     if len(known) == len(groups):
-        return torch.cat(known)
-    return reference_pass(packed, learner, settings)
+        return known
+    return [reference_pass(packed, learner, settings)]
 
 
 def reference_states(
