@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from rookworld.passes import Learner
 from rookworld.runs import read_lines
 from rookworld.settings import TrainSettings
 from rookworld.step_metrics import Clock
-from rookworld.train import gather, lr_at, scoring_workers, train
+from rookworld.train import gather, lr_at, may_look_ahead, scoring_workers, train
 from rookworld.trainer_state import (
     State,
     guard_settings,
@@ -380,6 +381,26 @@ def test_passes_are_recorded_only_where_that_is_possible_and_asked_for(
     learner = Learner(model, copy.deepcopy(model).to("meta"))
     trainer_state.record_passes(learner)
     assert learner.ref_graphs is None, "another device runs its passes as they are"
+
+
+@pytest.mark.parametrize(
+    ("flags", "step", "device", "looks"),
+    [
+        ("", 1, "meta", False),
+        ("", 0, "cuda", False),
+        ("", 1, "cuda", True),
+        ("--shard", 1, "cuda", False),
+    ],
+)
+def test_the_reference_looks_ahead_on_an_idle_gpu_alone(
+    flags: str, step: int, device: str, looks: bool, tiny_folder: Path
+) -> None:
+    settings = read_settings(f"--model {tiny_folder} {SMALL} {flags}".split(), "rookworld train")
+    state = new_state(settings, tiny_rows(), torch.device("cpu"))
+    state.step = step
+    reference = SimpleNamespace(device=torch.device(device))
+    state.learner = Learner(state.learner.model, reference)  # type: ignore[arg-type]
+    assert may_look_ahead(state, settings) == looks
 
 
 def test_content_counts_more_and_more_while_rewards_warm_up(

@@ -87,10 +87,19 @@ class Micro:
         return sampled & self.kept[:, None]
 
 
+Known = dict[int, Tensor]
+"""The reference's states [tokens of all answers, width] by a prompt's key."""
+
+
 def prepare(
-    groups: Sequence[Group], learner: Learner, settings: TrainSettings, eos: int
+    groups: Sequence[Group],
+    learner: Learner,
+    settings: TrainSettings,
+    eos: int,
+    known: Known | None = None,
 ) -> list[Micro]:
-    """Packs of this rank's groups, with the reference's pass over each."""
+    """Packs of this rank's groups, with what the reference found; takes all out of `known`."""
+    known = {} if known is None else known
     micros = []
     multiple = together_on(learner.model.device)
     packs = micro_packs(groups, settings.micro_tokens, multiple)
@@ -101,36 +110,34 @@ def prepare(
         recorded = torch.cat([widened(group.logp, width) for group in chosen])
         old = recorded[packed.sequences, packed.places]
         kept = torch.ones(packed.count, dtype=torch.bool, device=old.device)
-        seen = known_states(chosen, packed, learner, settings)
+        seen = known_states(chosen, packed, learner, settings, known)
         micro = Micro(packed, chosen, draw_of(packed, chosen, settings), old, seen, kept)
         if settings.kl_collect_cap > 0:
             micro.kept = within_cap(micro, learner, settings)
         micros.append(micro)
+    known.clear()  # of groups that were left out
     sharding.idle_passes(learner.reference, missing)
     return micros
 
 
 def known_states(
-    groups: Sequence[Group], packed: Pack, learner: Learner, settings: TrainSettings
+    groups: Sequence[Group], packed: Pack, learner: Learner, settings: TrainSettings, known: Known
 ) -> list[Tensor]:
-    """The reference's states, found out while answers were scored or else now."""
-    known = [group.ref_states for group in groups if group.ref_states is not None]
-    if len(known) == len(groups):
-        return known
+    """The reference's states: found out while answers were scored, or else now."""
+    if all(group.prompt.key in known for group in groups):
+        return [known.pop(group.prompt.key) for group in groups]
     return [reference_pass(packed, learner, settings)]
 
 
-def reference_states(
-    learner: Learner, settings: TrainSettings, eos: int, answers: Sequence[Answers]
-) -> list[Tensor]:
-    """The reference's states of each prompt's answers, before anybody has judged them."""
+def look_ahead(
+    learner: Learner, settings: TrainSettings, eos: int, known: Known, answers: Sequence[Answers]
+) -> None:
+    """Find out the reference's states of answers before anybody has judged them."""
     multiple = together_on(learner.model.device)
-    found: dict[int, Tensor] = {}
     for chosen in micro_packs(answers, settings.micro_tokens, multiple):
         states = reference_pass(pack(chosen, eos, multiple), learner, settings)
         parts = torch.split(states, [one.count for one in chosen])
-        found |= {one.prompt.key: part for one, part in zip(chosen, parts, strict=True)}
-    return [found[one.prompt.key] for one in answers]
+        known |= {one.prompt.key: part for one, part in zip(chosen, parts, strict=True)}
 
 
 def widened(logp: Tensor, width: int) -> Tensor:

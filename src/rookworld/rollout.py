@@ -76,8 +76,6 @@ class Group:
     verdicts: tuple[Verdict, ...]
     promises: Promises | None = None
     """With credit by field: what each answer was worth while it was written."""
-    ref_states: Tensor | None = None
-    """[tokens of all answers, width] the reference's states, if they were found out meanwhile."""
 
     @property
     def rewards(self) -> list[float]:
@@ -159,8 +157,8 @@ class Collector:
     """What the sampler's matrices are in; default: as the model's."""
     workers: Workers | None = None
     """Who scores a part of the answers while the next part is sampled; default: nobody else."""
-    meanwhile: Callable[[Sequence[Answers]], Sequence[Tensor]] | None = None
-    """What else to find out about answers while they are scored: see `Group.ref_states`."""
+    meanwhile: Callable[[Sequence[Answers]], None] = field(default=lambda answers: None)
+    """Called with answers while others score them."""
     clock: Callable[[str], Any] = field(default=lambda name: None)
     """Called with "sample" when sampling ends, and with "score" when scoring does."""
 
@@ -177,14 +175,12 @@ class Collector:
             answers = self.sampled(part, step)
             begun.append((answers, self.begin(scorer, answers)))
         self.clock("sample")
-        seen: list[Sequence[Tensor | None]] = [
-            self.meanwhile(answers) if self.meanwhile else [None] * len(answers)
-            for answers, _ in begun
-        ]
+        for answers, _ in begun:
+            self.meanwhile(answers)
         groups = [
-            self.group(answer, scores, states)
-            for (answers, scored), found in zip(begun, seen, strict=True)
-            for answer, scores, states in zip(answers, scored(), found, strict=True)
+            self.group(answer, scores)
+            for answers, scored in begun
+            for answer, scores in zip(answers, scored(), strict=True)
         ]
         self.clock("score")
         return [group for _, group in sorted(zip(order, groups, strict=True), key=lambda x: x[0])]
@@ -240,7 +236,7 @@ class Collector:
 
         return asked
 
-    def group(self, answers: Answers, scores: Scores, ref_states: Tensor | None) -> Group:
+    def group(self, answers: Answers, scores: Scores) -> Group:
         return Group(
             answers.prompt,
             answers.tokens,
@@ -251,7 +247,6 @@ class Collector:
             answers.question.texts,
             scores.verdicts,
             promised(answers.ids, scores.outlooks, self.tokenizer) if self.by_field else None,
-            ref_states,
         )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -142,7 +142,6 @@ def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Cl
     # a recovery samples anew: the answers that led astray are not asked for again
     seed = settings.seed + 1_000_003 * state.guard.recoveries
     scorers = scoring_workers(settings, state.learner.whole.device)
-    meanwhile = partial(passes.reference_states, state.learner, settings, state.tokenizer.eos)
     collector = Collector(
         state.learner.whole,
         state.tokenizer,
@@ -154,10 +153,12 @@ def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Cl
         by_field=settings.credit != "answer" and not settings.gae,
         dtype=matrices_in(settings.dtype, state.learner.whole.device),
         workers=scorers,
-        # a GPU has nothing else to do while others score; shares must take as many passes on all
-        meanwhile=meanwhile if scorers is not None and not settings.shard else None,
         clock=clock.mark,
     )
+    if scorers is not None and may_look_ahead(state, settings):
+        eos, known = state.tokenizer.eos, state.ref_states
+        look = partial(passes.look_ahead, state.learner, settings, eos, known)
+        collector = replace(collector, meanwhile=look)
     progress = ramp(state.step, settings.reward_warmup_steps)
     return collect(
         collector,
@@ -167,6 +168,16 @@ def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Cl
         progress,
         flat_tries=settings.flat_tries,
     )
+
+
+def may_look_ahead(state: State, settings: TrainSettings) -> bool:
+    """Whether the reference may pass over answers while they are scored: a GPU then does nothing.
+
+    Not before the first update, where both models must see the same packs for KL to be 0; nor in
+    shares, which must take as many passes on every rank.
+    """
+    idle = state.learner.reference.device.type == "cuda"
+    return idle and state.step > 0 and not settings.shard
 
 
 def scoring_workers(settings: TrainSettings, device: torch.device) -> Workers | None:
@@ -221,7 +232,9 @@ def prepared(
 ) -> tuple[list[Micro], StepTotals | None]:
     """Packs with their advantages, and what they are averaged over (None: no group is left)."""
     norm = state.norm if settings.reward_norm else None
-    micros = passes.prepare(collected.groups, state.learner, settings, state.tokenizer.eos)
+    micros = passes.prepare(
+        collected.groups, state.learner, settings, state.tokenizer.eos, state.ref_states
+    )
     credit.set_advantages(micros, state.learner, settings, state.running, norm, kl_coef)
     if norm is not None:
         norm.update(all_rewards(collected.groups))

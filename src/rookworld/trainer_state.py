@@ -54,7 +54,7 @@ EVENTS = "events.jsonl"
 
 @dataclass
 class State:
-    """Everything a checkpoint holds."""
+    """Everything a checkpoint holds, and what is handed on within a step."""
 
     learner: Learner
     tokenizer: Tokenizer
@@ -69,6 +69,8 @@ class State:
     """Best held-out reward so far."""
     kl_high: int = 0
     """Steps in a row with KL above --ref-reset-kl."""
+    ref_states: passes.Known = field(default_factory=dict)
+    """What the reference found while answers were scored; empty between steps."""
 
     def plain(self) -> dict[str, Any]:
         """What is not a tensor."""

@@ -84,7 +84,7 @@ class PassGraphs:
         oldest = next(iter(self.kept))
         if self.seen.total() - self.asked[oldest] <= FORGOTTEN:
             return False
-        del self.kept[oldest]
+        del self.kept[oldest], self.asked[oldest]
         return True
 
     def settle_gradients(self) -> None:
@@ -150,7 +150,7 @@ class PassGraph:
 
         Going back from zeros adds zeros to the gradients.
         """
-        side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side = side_stream(self.x.device)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             found = passed()
@@ -178,6 +178,13 @@ class PassGraph:
         self.back.replay()
         assert self.x.grad is not None
         return self.x.grad
+
+
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all: each stream that multiplies has a workspace of its own."""
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return stream
 
 
 def go_back(found: Tensor, slope: Tensor) -> None:

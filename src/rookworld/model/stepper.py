@@ -156,7 +156,7 @@ class _Made(NamedTuple):
     batch: Batch
     step: torch.cuda.CUDAGraph
     starts: dict[int, _Start | None]
-    """By the tokens of the longest prompt, rounded up; None while they were met only once."""
+    """By the tokens of the longest prompt, rounded up; None: met once, or too many to capture."""
 
 
 class Graphed:
