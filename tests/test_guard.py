@@ -9,13 +9,12 @@ from dataclasses import replace
 import pytest
 
 from rookworld.errors import ConfigError
-from rookworld.grpo.guard import (
+from rookworld.grpo.guard import Guard, GuardSettings
+from rookworld.grpo.rulings import (
     DIAGNOSES,
     Continue,
     Decision,
     EvalHealth,
-    Guard,
-    GuardSettings,
     HalveRate,
     Restore,
     Ruling,

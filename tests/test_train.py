@@ -14,7 +14,7 @@ import torch
 import child_process
 from rookworld.errors import ConfigError, Diverged, RookworldError
 from rookworld.evaluate import Evaluation
-from rookworld.grpo.guard import Continue, Ruling
+from rookworld.grpo.rulings import Continue, Ruling
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model

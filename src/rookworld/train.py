@@ -30,8 +30,8 @@ from rookworld.checkpoint import (
 from rookworld.config import resolved
 from rookworld.errors import Diverged, RookworldError
 from rookworld.evaluate import Evaluation
-from rookworld.grpo.guard import Continue, EvalHealth, Restore, Ruling, Skip, StepHealth, Stop
 from rookworld.grpo.loss import StepTotals
+from rookworld.grpo.rulings import Continue, EvalHealth, Restore, Ruling, Skip, StepHealth, Stop
 from rookworld.grpo.schedule import lr_multiplier, ramp
 from rookworld.interruption import interruptible
 from rookworld.model.gpt2 import GPT2

@@ -33,8 +33,9 @@ from rookworld.checkpoint import (
 from rookworld.config import resolved
 from rookworld.errors import ConfigError, Diverged, RookworldError
 from rookworld.grpo.advantages import flat_groups, reward_tensor, valid_groups
-from rookworld.grpo.guard import EvalHealth, Guard, Ruling, Skip, StepHealth, Stop
+from rookworld.grpo.guard import Guard
 from rookworld.grpo.kl import Draw, KLControl, k3, token_stats
+from rookworld.grpo.rulings import EvalHealth, Ruling, Skip, StepHealth, Stop
 from rookworld.grpo.schedule import lr_multiplier, ramp
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.precision import passes_in

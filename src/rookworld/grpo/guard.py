@@ -19,12 +19,25 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from rookworld.errors import ConfigError
 from rookworld.grpo.kl import AdaptiveThreshold
-
-Cause = Literal["diverged_kl", "non_finite", "entropy_collapse", "format_collapse"]
+from rookworld.grpo.rulings import (
+    Cause,
+    Continue,
+    EvalHealth,
+    Event,
+    Falling,
+    HalveRate,
+    Restore,
+    Ruling,
+    Skip,
+    StepHealth,
+    Stop,
+    diagnosis_of,
+    event_of,
+)
 
 KL_WARN_SHARE = 0.8
 """Share of the KL limit from which the guard warns."""
@@ -78,107 +91,6 @@ class GuardSettings:
         for name, floor in least.items():
             if getattr(self, name) < floor:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {floor}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepHealth:
-    """What a step measured, before its update is applied."""
-
-    step: int
-    loss: float
-    grad_norm: float
-    kl: float
-    entropy: float
-    reward_mean: float
-    all_rewards_negative: bool = False
-    open_ended: bool = True
-    """Whether several answers may be right: where one is, a sure policy has not collapsed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvalHealth:
-    """What an evaluation on held-out rows measured."""
-
-    step: int
-    reward: float
-    format: float
-
-
-@dataclass(frozen=True)
-class Continue:
-    """Apply the update."""
-
-
-@dataclass(frozen=True)
-class Skip:
-    """Throw this update away and go on."""
-
-    reason: Literal["non_finite", "grad_spike"]
-
-
-@dataclass(frozen=True)
-class HalveRate:
-    """Apply the update; from here on the rate is halved (`Guard.lr_scale` says so already)."""
-
-    reason: Literal["train_trend", "held_out_trend"]
-
-
-@dataclass(frozen=True)
-class Restore:
-    """Go back to the last good state with a lower rate and another sampling seed."""
-
-    reason: Cause
-    lr_factor: float
-    recovery: int
-    """Which recovery this is, from 1: fold it into the sampling seed."""
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Beyond recovery."""
-
-    reason: Cause
-    diagnosis: str
-
-
-Decision = Continue | Skip | HalveRate | Restore | Stop
-Event = dict[str, Any]
-"""`step`, `kind` (warning, skip, rate_halved, restore, stop), `cause`, `message`, and numbers."""
-
-
-@dataclass(frozen=True)
-class Ruling:
-    """A decision, what to log, and whether the weights measured are worth returning to.
-
-    `sound` speaks of the weights *before* this step's update: keep them, then update.
-    """
-
-    decision: Decision
-    events: tuple[Event, ...] = ()
-    sound: bool = False
-
-
-DIAGNOSES: Mapping[Cause, tuple[str, str]] = {
-    "diverged_kl": (
-        "the policy kept running away from the reference",
-        "a lower --lr (1e-5 to 3e-5 is stable for small models), a higher --kl-coef or "
-        "--adaptive-kl, a smaller --clip-range",
-    ),
-    "non_finite": (
-        "the loss or its gradient kept turning into NaN or infinity",
-        "a lower --lr, --dtype float32, and `rookworld check` on the model to see whether its "
-        "weights are finite",
-    ),
-    "entropy_collapse": (
-        "the policy kept collapsing to one answer per prompt",
-        "a higher --entropy-coef (0.005), a lower --lr, a --temperature of 1.0, a higher --kl-coef",
-    ),
-    "format_collapse": (
-        "the model kept forgetting the answer format on held-out rows",
-        "a lower --lr, a higher --kl-coef, a longer --reward-warmup-steps, and a prompt mix with "
-        "both tasks (--mix-env-ratio)",
-    ),
-}
 
 
 @dataclass
@@ -332,7 +244,7 @@ class Guard:
                 health.step, "non_finite", what, float(self._memory.nans), float(limit)
             )
         self._memory.skipped += 1
-        event = _event(health.step, "skip", "non_finite", f"update skipped: {what}")
+        event = event_of(health.step, "skip", "non_finite", f"update skipped: {what}")
         return Ruling(Skip("non_finite"), (event,))
 
     def _entropy_collapsed(self, entropy: float) -> bool:
@@ -354,7 +266,7 @@ class Guard:
             return None
         self._memory.skipped += 1
         message = f"update skipped: gradient norm {health.grad_norm:.4g}, limit {limit:.4g}"
-        return _event(health.step, "skip", "grad_spike", message, health.grad_norm, limit)
+        return event_of(health.step, "skip", "grad_spike", message, health.grad_norm, limit)
 
     def _warnings(self, health: StepHealth) -> tuple[Event, ...]:
         """One event when a condition begins; silence while it lasts."""
@@ -373,7 +285,7 @@ class Guard:
             now |= {"entropy_low"} & set(self._memory.warned)
         begun = now - set(self._memory.warned)
         self._memory.warned = sorted(now)
-        return tuple(_event(health.step, "warning", c, *conditions[c][1:]) for c in sorted(begun))
+        return tuple(event_of(health.step, "warning", c, *conditions[c][1:]) for c in sorted(begun))
 
     def _continue(self, health: StepHealth, events: tuple[Event, ...]) -> Ruling:
         memory = self._memory
@@ -392,9 +304,7 @@ class Guard:
 
     # --- answering ---
 
-    def _halve_if_falling(
-        self, step: int, trend: Trend, reason: Literal["train_trend", "held_out_trend"]
-    ) -> Ruling:
+    def _halve_if_falling(self, step: int, trend: Trend, reason: Falling) -> Ruling:
         wanted = self.settings.trend_checks
         if wanted <= 0 or trend.streak < wanted or trend.fallen <= self.settings.trend_tolerance:
             return Ruling(Continue())
@@ -404,15 +314,15 @@ class Guard:
             f"{where} reward fell by {trend.fallen:.4g} while the loss rose, {trend.streak} checks "
             f"in a row: learning rate halved, now {self.lr_scale:.4g} of its schedule"
         )
-        event = _event(step, "rate_halved", reason, message, trend.fallen, lr_scale=self.lr_scale)
+        event = event_of(step, "rate_halved", reason, message, trend.fallen, lr_scale=self.lr_scale)
         trend.streak, trend.fallen = 0, 0.0
         return Ruling(HalveRate(reason), (event,))
 
     def _restore(self, step: int, cause: Cause, what: str, value: float, limit: float) -> Ruling:
         if self.recoveries >= self.settings.max_recoveries:
-            diagnosis = _diagnosis(step, cause, what, self.recoveries, self.lr_scale)
+            diagnosis = diagnosis_of(step, cause, what, self.recoveries, self.lr_scale)
             return Ruling(
-                Stop(cause, diagnosis), (_event(step, "stop", cause, diagnosis, value, limit),)
+                Stop(cause, diagnosis), (event_of(step, "stop", cause, diagnosis, value, limit),)
             )
         self._memory.recoveries += 1
         self._memory.lr_scale *= self.settings.recovery_lr_factor
@@ -422,33 +332,6 @@ class Guard:
             f"{self.settings.max_recoveries}), rate now {self.lr_scale:.4g} of its schedule"
         )
         numbers = {"recovery": self.recoveries, "lr_scale": self.lr_scale}
-        event = _event(step, "restore", cause, message, value, limit, **numbers)
+        event = event_of(step, "restore", cause, message, value, limit, **numbers)
         decision = Restore(cause, self.settings.recovery_lr_factor, self.recoveries)
         return Ruling(decision, (event,))
-
-
-def _event(
-    step: int,
-    kind: str,
-    cause: str,
-    message: str,
-    value: float | None = None,
-    limit: float | None = None,
-    **numbers: float,
-) -> Event:
-    """A line for the event log; JSON has no NaN, so a number that is none becomes null."""
-    event: Event = {"step": step, "kind": kind, "cause": cause, "message": message}
-    given = {"value": value, "limit": limit, **numbers}
-    for name, number in given.items():
-        if number is not None:
-            event[name] = number if math.isfinite(number) else None
-    return event
-
-
-def _diagnosis(step: int, cause: Cause, what: str, recoveries: int, lr_scale: float) -> str:
-    happened, try_this = DIAGNOSES[cause]
-    return (
-        f"training diverged at step {step} ({cause}): {happened}. Last seen: {what}; "
-        f"{recoveries} restores and a learning rate at {lr_scale:.4g} of its schedule did not "
-        f"help. Try {try_this}."
-    )
