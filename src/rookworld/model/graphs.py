@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from .gpt2 import GPT2
+from .kernels import beside
 
 Run = Callable[[GPT2, Tensor, Tensor, Tensor], Tensor]
 """(model, x, heads, wanted) -> the wanted states; nothing in it may wait for the device."""
@@ -150,15 +151,12 @@ class PassGraph:
 
         Going back from zeros adds zeros to the gradients.
         """
-        side = side_stream(self.x.device)
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        with beside(self.x.device):
             found = passed()
             slope = torch.zeros_like(found)
             if found.requires_grad:
                 go_back(found, slope)
             self.x.grad = None
-        torch.cuda.current_stream().wait_stream(side)
         return slope
 
     @torch.no_grad()
@@ -178,13 +176,6 @@ class PassGraph:
         self.back.replay()
         assert self.x.grad is not None
         return self.x.grad
-
-
-@cache
-def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all: each stream that multiplies has a workspace of its own."""
-    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    return stream
 
 
 def go_back(found: Tensor, slope: Tensor) -> None:

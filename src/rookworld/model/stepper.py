@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .batch import Batch, Mask, Shape, rounded_up
 from .decoder import Weights, prefill
-from .kernels import have_triton
+from .kernels import beside, have_triton
 
 Kernels = Literal["torch", "triton"]
 
@@ -174,8 +174,6 @@ class Graphed:
         if compiled:
             self.advance = torch.compile(self.advance, dynamic=False, fullgraph=True)
         self.pool = torch.cuda.graph_pool_handle()
-        # one for all: each stream that multiplies has a workspace of its own
-        self.side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.made = _Kept(self._make, self._bytes, BYTES_KEPT)
 
     def batch(self, shape: Shape, truncated: bool, random: bool) -> Batch:
@@ -228,13 +226,11 @@ class Graphed:
     def _captured(self, run: Callable[[], None], state: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
         """The graph of `run`; what the warm-up does to `state` is undone."""
         before = [one.clone() for one in state]
-        self.side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.side):
+        with beside(self.weights.device):
             for _ in range(3):
                 run()
                 for one, kept in zip(state, before, strict=True):
                     one.copy_(kept)
-        torch.cuda.current_stream().wait_stream(self.side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
             run()
