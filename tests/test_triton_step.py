@@ -76,13 +76,18 @@ SHAPES = {
 
 
 @pytest.mark.parametrize(("rows", "dtype"), [(1, torch.float32), (4, HALF), (16, torch.float32)])
-@pytest.mark.parametrize("parts", [0, 3])
+@pytest.mark.parametrize(("parts", "splits"), [(0, 1), (3, 1), (0, 2), (3, 5)])
 @pytest.mark.parametrize("name", SHAPES)
 def test_attention_is_one_softmax(
-    name: str, parts: int, rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    parts: int,
+    splits: int,
+    rows: int,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shape, size, lengths, index = SHAPES[name]
-    plan = triton_attention.Plan(rows, prefix=32, own=64, warps=4, stages=1)
+    plan = triton_attention.Plan(rows, prefix=32, own=64, warps=4, stages=1, splits=splits)
     monkeypatch.setattr(triton_attention, "plan", lambda batch: plan)
     generator = torch.Generator().manual_seed(0)
     weights = Weights(_model(2, size))
@@ -108,6 +113,7 @@ def test_attention_is_one_softmax(
     error = (seen.float() - expected)[kept].norm() / expected[kept].norm()
     assert float(error) < (2e-6 if dtype is torch.float32 else 6e-3)
     assert bool(seen.isfinite().all())
+    assert not bool(batch.arrivals.any())
 
 
 def _given(qkv: Tensor, seen: Tensor, parts: int) -> tuple[Tensor, ...]:
@@ -147,7 +153,7 @@ class _Kernels(Eager):
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)
-        self.look_every = 5
+        self.look_every, self.steps_ahead = 4, 1
         self.shapes: set[Shape] = set()
 
     def batch(self, shape: Shape, truncated: bool, random: bool) -> Batch:

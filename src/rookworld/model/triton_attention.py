@@ -6,8 +6,8 @@ order of sums; a row that is done may hold any finite numbers. A program takes s
 group and one head: their queries, 16 to a tile, meet a block of the prefix in one product, and then
 a block of slots of all these rows, of which each query keeps its own row's. So memory is read once
 per program and the tensor cores, idle otherwise, do the work that is thrown away.
-Left out: splitting a row over programs. It needs a second kernel, which costs more than is gained
-until a few rows of many thousand tokens are decoded.
+Few rows leave most of a GPU idle, so several programs may share a row's slots; who of them is done
+last puts their softmaxes together, always in the same order.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ TILE = 16
 """Queries in a product, the fewest that tensor cores take; rows that are missing are zeros."""
 PROGRAMS = 192
 """Three for two multiprocessors of a large GPU: with fewer, it waits instead of reading."""
+NOTHING = tl.constexpr(-1e30)
+"""The highest score of a program that has met no slot yet; finite, so that it may be taken off."""
 
 
 class Plan(NamedTuple):
@@ -39,16 +41,24 @@ class Plan(NamedTuple):
     """own slots in one block, those of all rows together"""
     warps: int
     stages: int
+    splits: int = 1
+    """programs that share the slots of the same rows"""
 
 
 def plan(batch: Batch) -> Plan:
     (groups, width, _, _), config = batch.shape, batch.weights.config
     rows = min(TILE, triton.next_power_of_2(width))
-    while rows > 1 and groups * triton.cdiv(width, rows) * config.n_head < PROGRAMS:
+
+    def programs() -> int:
+        return groups * triton.cdiv(width, rows) * config.n_head
+
+    while rows > 1 and programs() < PROGRAMS:
         rows //= 2
     if batch.cache.own_keys.dtype is torch.float32:
         # Without tensor cores a block lives in registers.
         return Plan(rows, prefix=32, own=32, warps=4, stages=1)
+    if programs() < 2 * PROGRAMS:
+        return Plan(rows, prefix=32, own=32, warps=1, stages=3, splits=4)
     slots = 64 if config.head_size <= 64 else 32
     return Plan(rows, prefix=slots, own=slots, warps=4, stages=3)
 
@@ -60,12 +70,16 @@ def attend(batch: Batch, index: int, qkv: Tensor, seen: Tensor, bias: Tensor | N
     """
     cache, (groups, width, _, _) = batch.cache, batch.shape
     heads, size = batch.weights.config.n_head, batch.weights.config.head_size
-    rows, prefix, own, warps, stages = plan(batch)
+    rows, prefix, own, warps, stages, splits = plan(batch)
     prefix_keys, own_keys = cache.prefix_keys[index], cache.own_keys[index]
-    _attend_kernel[(groups * triton.cdiv(width, rows), heads)](
+    shared = (splits, batch.shape.rows, heads) if splits > 1 else (1, 1, 1)
+    _attend_kernel[(groups * triton.cdiv(width, rows), heads, splits)](
         qkv,
         seen if bias is None else bias,
         seen,
+        torch.empty(*shared, size, device=seen.device),
+        torch.empty(2, *shared, device=seen.device),
+        batch.arrivals,
         prefix_keys,
         cache.prefix_values[index],
         own_keys,
@@ -89,6 +103,7 @@ def attend(batch: Batch, index: int, qkv: Tensor, seen: Tensor, bias: Tensor | N
         PREFIX=prefix,
         OWN=own,
         PARTS=0 if bias is None else len(qkv),
+        SPLITS=splits,
         num_warps=warps,
         num_stages=stages,
         **early(seen.device),
@@ -109,14 +124,21 @@ def _meet(q, key, value, shown, scale, top, total, sums):
 
 
 @triton.jit
+def _share(length, split, BLOCK: tl.constexpr, SPLITS: tl.constexpr):
+    """From where to where a program reads of `length` slots: whole blocks, but for the last."""
+    size = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK) * BLOCK
+    return split * size, tl.minimum(length, (split + 1) * size)
+
+
+@triton.jit
 def _attend_prefix(
-    q, keys, values, length, scale, top, total, sums, d, live,
+    q, keys, values, first, last, scale, top, total, sums, d, live,
     SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Every query over the `length` slots at `keys` and `values`."""
+    """Every query over the slots from `first` to `last` at `keys` and `values`."""
     n = tl.arange(0, BLOCK)
-    for start in range(0, length, BLOCK):
-        inside = start + n < length
+    for start in range(first, last, BLOCK):
+        inside = start + n < last
         at = (start + n)[:, None] * SIZE + d[None, :]
         mask = inside[:, None] & live[None, :]
         key = tl.load(keys + at, mask=mask, other=0.0)
@@ -127,10 +149,10 @@ def _attend_prefix(
 
 @triton.jit
 def _attend_own(
-    q, keys, values, length, going, row, scale, top, total, sums, d, live,
+    q, keys, values, first, last, going, row, scale, top, total, sums, d, live,
     SIZE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Each query over the `length` slots of its own row; rows are `row` apart.
+    """Each query over slots of its own row; rows are `row` apart.
 
     A block holds the same few slots of every row; those not `going` are not read.
     """
@@ -138,8 +160,8 @@ def _attend_own(
     owner = tl.arange(0, BLOCK) // SLOTS
     n = tl.arange(0, BLOCK) % SLOTS
     theirs = tl.arange(0, TILE)[:, None] == owner[None, :]
-    for start in range(0, length, SLOTS):
-        inside = going & (start + n < length)
+    for start in range(first, last, SLOTS):
+        inside = going & (start + n < last)
         at = (owner * row + (start + n) * SIZE)[:, None] + d[None, :]
         mask = inside[:, None] & live[None, :]
         key = tl.load(keys + at, mask=mask, other=0.0)
@@ -161,12 +183,43 @@ def _newest(at, bias, mask, live, d, size, PARTS: tl.constexpr):
 
 
 @triton.jit
+def _put_together(
+    top, total, sums, out, shares, tops, arrived, at, place, rows, mask, here,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Leave a share of a softmax behind; who is last writes the whole, summed in their order."""
+    split = tl.program_id(2).to(tl.int64)
+    tl.store(shares + split * rows * HEADS * SIZE + at, sums, mask=mask)
+    tl.store(tops + split * rows * HEADS + place, top, mask=here)
+    tl.store(tops + (SPLITS + split) * rows * HEADS + place, total, mask=here)
+    # All of the program has written before it says so.
+    tl.debug_barrier()
+    if tl.atomic_add(arrived, 1, sem="acq_rel") == SPLITS - 1:
+        highest = tl.full(top.shape, NOTHING, tl.float32)
+        for other in tl.static_range(SPLITS):
+            one = tops + other * rows * HEADS + place
+            highest = tl.maximum(highest, tl.load(one, mask=here, cache_modifier=".cg"))
+        total = tl.zeros(total.shape, tl.float32)
+        sums = tl.zeros(sums.shape, tl.float32)
+        for other in tl.static_range(SPLITS):
+            one = tops + other * rows * HEADS + place
+            weight = tl.exp2(tl.load(one, mask=here, cache_modifier=".cg") - highest)
+            one += SPLITS * rows * HEADS
+            total += weight * tl.load(one, mask=here, other=1.0, cache_modifier=".cg")
+            share = shares + other * rows * HEADS * SIZE + at
+            sums += weight[:, None] * tl.load(share, mask=mask, cache_modifier=".cg")
+        tl.store(out + at, (sums / total[:, None]).to(out.dtype.element_ty), mask=mask)
+        tl.store(arrived, 0)
+
+
+@triton.jit
 def _attend_kernel(
-    qkv, bias, seen, prefix_keys, prefix_values, own_keys, own_values, lengths, index, done,
+    qkv, bias, seen, shares, tops, arrivals,
+    prefix_keys, prefix_values, own_keys, own_values, lengths, index, done,
     prefix_group, prefix_head, own_group, own_head, own_row, width, part_size, scale,
     HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
     TILE: tl.constexpr, PREFIX: tl.constexpr, OWN: tl.constexpr, PARTS: tl.constexpr,
-    EARLY: tl.constexpr,
+    SPLITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     begin(EARLY)
     # Programs of one group run next to each other, so they meet its prefix in the cache.
@@ -174,12 +227,25 @@ def _attend_kernel(
     group = (tl.program_id(0) // parts).to(tl.int64)
     first = tl.program_id(0) % parts * ROWS
     head = tl.program_id(1).to(tl.int64)
+    split = tl.program_id(2)
     d = tl.arange(0, BLOCK_D)
     live = d < SIZE
     m = tl.arange(0, TILE)
     here = (m < ROWS) & (first + m < width)
     row = group * width + first + m
     mask = here[:, None] & live[None, :]
+
+    # Of this step only the newest token is not there yet.
+    slot = tl.load(index).to(tl.int32) - 1
+    owner = first + tl.arange(0, OWN) // (OWN // ROWS)
+    going = tl.load(done + group * width + owner, mask=owner < width, other=1) == 0
+    awake = tl.max(going.to(tl.int32), 0)
+    length = tl.load(lengths + group).to(tl.int32) * awake
+    prefix = group * prefix_group + head * prefix_head
+    own = group * own_group + head * own_head + first * own_row
+    prefix_first, prefix_last = _share(length, split, PREFIX, SPLITS)
+    own_first, own_last = _share(slot * awake, split, OWN // ROWS, SPLITS)
+
     at = qkv + row[:, None] * (3 * HEADS * SIZE) + head * SIZE + d[None, :]
     bias += head * SIZE
     third = HEADS * SIZE
@@ -188,29 +254,34 @@ def _attend_kernel(
     q = _newest(at, bias, mask, live, d, part_size, PARTS).to(kind)
     key = _newest(at + third, bias + third, mask, live, d, part_size, PARTS).to(kind)
     value = _newest(at + 2 * third, bias + 2 * third, mask, live, d, part_size, PARTS).to(kind)
-    slot = tl.load(index).to(tl.int32) - 1
-    own = group * own_group + head * own_head + first * own_row
-    fresh = own + m[:, None] * own_row + slot * SIZE + d[None, :]
-    tl.store(own_keys + fresh, key, mask=mask)
-    tl.store(own_values + fresh, value, mask=mask)
+    if split == 0:
+        fresh = own + m[:, None] * own_row + slot * SIZE + d[None, :]
+        tl.store(own_keys + fresh, key, mask=mask)
+        tl.store(own_values + fresh, value, mask=mask)
 
-    # The newest token starts the softmax out of registers: what was just stored is not read back.
+    # The newest token starts a softmax out of registers: what was just stored is not read back.
     scale *= 1.4426950408889634
     top = tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * scale
     total = tl.full([TILE], 1.0, tl.float32)
     sums = value.to(tl.float32)
-    owner = first + tl.arange(0, OWN) // (OWN // ROWS)
-    going = tl.load(done + group * width + owner, mask=owner < width, other=1) == 0
-    awake = tl.max(going.to(tl.int32), 0)
-    length = tl.load(lengths + group).to(tl.int32) * awake
-    prefix = group * prefix_group + head * prefix_head
+    if split > 0:
+        top = tl.full([TILE], NOTHING, tl.float32)
+        total = tl.zeros([TILE], tl.float32)
+        sums = tl.zeros([TILE, BLOCK_D], tl.float32)
     top, total, sums = _attend_prefix(
-        q, prefix_keys + prefix, prefix_values + prefix, length, scale, top, total, sums, d, live,
-        SIZE, PREFIX,
+        q, prefix_keys + prefix, prefix_values + prefix, prefix_first, prefix_last, scale,
+        top, total, sums, d, live, SIZE, PREFIX,
     )  # fmt: skip
     top, total, sums = _attend_own(
-        q, own_keys + own, own_values + own, slot * awake, going, own_row, scale,
+        q, own_keys + own, own_values + own, own_first, own_last, going, own_row, scale,
         top, total, sums, d, live, SIZE, ROWS, TILE, OWN,
     )  # fmt: skip
-    out = seen + row[:, None] * (HEADS * SIZE) + head * SIZE + d[None, :]
-    tl.store(out, (sums / total[:, None]).to(seen.dtype.element_ty), mask=mask)
+    to = row[:, None] * (HEADS * SIZE) + head * SIZE + d[None, :]
+    if SPLITS == 1:
+        tl.store(seen + to, (sums / total[:, None]).to(seen.dtype.element_ty), mask=mask)
+    else:
+        rows = tl.num_programs(0) // parts * width
+        _put_together(
+            top, total, sums, seen, shares, tops, arrivals + tl.program_id(0) * HEADS + head,
+            to, row * HEADS + head, rows, mask, here, HEADS, SIZE, SPLITS,
+        )  # fmt: skip

@@ -96,7 +96,6 @@ def _search_kernel(
     EARLY: tl.constexpr,
 ):  # fmt: skip
     begin(EARLY)
-    await_previous(EARLY)
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     divisor = tl.load(temperature + row)
@@ -104,6 +103,7 @@ def _search_kernel(
     key = _token_key(tl.load(keys + row), tl.load(index))
     low = (key & 0xFFFFFFFF).to(tl.uint32)
     high = (key >> 32).to(tl.uint32)
+    await_previous(EARLY)
 
     # Every lane keeps its own softmax and its own leader; they meet after the loop.
     lanes = tl.arange(0, BLOCK)
@@ -153,10 +153,10 @@ def _record_kernel(
     found, limits, done, eos, index, last, tokens, logp, entropy, rows,
     PARTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    await_previous(EARLY)
     count = tl.load(index)
     end = tl.load(eos)
     part = tl.arange(0, PARTS)
+    await_previous(EARLY)
     for start in range(0, rows, BLOCK):
         row = start + tl.arange(0, BLOCK)
         here = row < rows

@@ -3,8 +3,9 @@
 
 Law: a kernel launched so calls `await_previous` in every program before it reads what an earlier
 kernel wrote and before it writes anything. As all of them do, whatever came before is done by then.
-Until then it may compute addresses and read weights, provided that a kernel launched plainly lies
-between their last change and itself. Hopper and later; elsewhere nothing changes.
+Until then it may compute addresses and read what was last changed before a kernel that was launched
+plainly: weights, and what the tokens before this one left (every step begins with such a kernel).
+Hopper and later; elsewhere nothing changes.
 """
 
 from __future__ import annotations
