@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from rookworld import passes
 from rookworld.errors import DataError
@@ -21,8 +20,8 @@ from rookworld.model.gpt2 import GPT2
 from rookworld.model.sampling import Sampling
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
-from rookworld.packs import micro_packs, pack
-from rookworld.passes import Learner, look_ahead, prepare
+from rookworld.packs import laid, micro_packs, pack
+from rookworld.passes import Known, Learner, look_ahead, prepare
 from rookworld.rollout import Collector, Prompts, collect, prompt_text
 from rookworld.tasks.reward import RewardRules
 from tiny_training import judge_by, share_of_low_moves, tiny_rows, tiny_settings
@@ -129,15 +128,15 @@ def test_what_is_found_out_meanwhile_is_of_the_same_answers(
     prompts = Prompts(tiny_rows(), tokenizer, 0.5, seed=0).take(6)
     plain = collector.groups(prompts, step=0, progress=1.0)
     for count in (4, 6):  # some groups may be left out after they were judged
-        known: dict[int, Tensor] = {}
+        known = Known()
         look = partial(look_ahead, learner, settings, tokenizer.eos, known)
         looked = replace(collector, meanwhile=look).groups(prompts, step=0, progress=1.0)
-        assert set(known) == {prompt.key for prompt in prompts}
+        assert set(known.states) == {prompt.key for prompt in prompts}
         expected = prepare(plain[:count], learner, settings, tokenizer.eos)
         with monkeypatch.context() as patched:
             patched.delattr(passes, "reference_pass")  # nothing is left for it to find out
             found = prepare(looked[:count], learner, settings, tokenizer.eos, known)
-        assert len(found) > 1 and not known
+        assert len(found) > 1 and not known.states and not known.packs
         for mine, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(mine.ref_hidden, theirs.ref_hidden, atol=1e-5, rtol=1e-4)
 
@@ -242,4 +241,13 @@ def test_a_clock_bills_sampling_and_scoring_by_their_names(
         made.model, made.tokenizer, made.sampling, 2, 0, made.rules, clock=marks.append
     )
     timed.groups(Prompts(tiny_rows(), tokenizer, 0.0, seed=0).take(1), 0, 1.0)
-    assert marks == ["sample", "score"]
+    assert marks == ["sample", "score", "score"]
+
+
+@pytest.mark.parametrize("widths", [(3, 3), (4, 1, 2), (5,)])
+def test_tables_of_various_widths_lie_in_one(widths: tuple[int, ...]) -> None:
+    tables = [torch.arange(2 * n).view(2, n) + 10 * at for at, n in enumerate(widths)]
+    found = laid(tables, 5, -1)
+    assert found.shape == (len(widths), 2, 5)
+    for one, table in zip(found, tables, strict=True):
+        assert one.tolist() == [[*row, *[-1] * (5 - len(row))] for row in table.tolist()]

@@ -398,7 +398,7 @@ class _Captured(Eager):
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)
         self.weights = weights
-        self.look_every = 5
+        self.look_every, self.steps_ahead = 4, 1
         self.shapes: list[Shape] = []
 
     def batch(self, shape: Shape, truncated: bool, random: bool) -> Batch:

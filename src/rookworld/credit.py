@@ -27,7 +27,8 @@ from rookworld.grpo.advantages import (
 )
 from rookworld.grpo.kl import k1_penalty
 from rookworld.model.precision import passes_in
-from rookworld.passes import Learner, Micro, reference_logp, states, widened
+from rookworld.packs import laid
+from rookworld.passes import Learner, Micro, reference_logp, states
 from rookworld.rollout import LETTERS
 from rookworld.settings import TrainSettings
 from rookworld.tasks.reward import RunningNorm
@@ -86,8 +87,7 @@ def by_field(
     worths = torch.stack([one.worths for one in promises if one])
     if norm is not None:
         worths = torch.tensor(norm.normalise(worths.flatten().tolist())).view_as(worths)
-    width = micro.pack.width
-    stages = torch.stack([widened(one.stages, width) for one in promises if one])
+    stages = laid([one.stages for one in promises if one], micro.pack.width, 0)
     paid = field_advantages(rewards, centred, worths, stages, deviation, rules, paid_by=paid_by)
     return paid.flatten(0, 1)
 

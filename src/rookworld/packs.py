@@ -106,15 +106,13 @@ def pack(groups: Sequence[Answered], eos: int, multiple: int = 1) -> Pack:
     # the last sampled token predicts nothing
     tail = rounded_up(max(group.tokens.shape[1] for group in groups) - 1, multiple)
     width = tail + 1
-    prompts = torch.full((len(groups), head), eos, dtype=torch.long)
-    for number, group in enumerate(groups):
-        prompts[number, : len(group.prompt.ids)] = torch.tensor(group.prompt.ids)
-    heads = torch.tensor([len(group.prompt.ids) for group in groups], device=device)
-    answers = torch.full((len(groups), k, width), eos, dtype=torch.long, device=device)
-    for number, group in enumerate(groups):
-        answers[number, :, : group.tokens.shape[1]] = group.tokens
+    asked = [group.prompt.ids for group in groups]
+    # each prompt behind the number of its tokens, so that one copy brings both
+    told = torch.tensor([[len(ids), *ids, *[eos] * (head - len(ids))] for ids in asked]).to(device)
+    heads, prompts = told[:, 0].contiguous(), told[:, 1:]
+    answers = laid([group.tokens for group in groups], width, eos)
     lengths = torch.stack([group.lengths for group in groups])
-    ids = torch.cat([prompts.to(device).flatten(), answers[:, :, :tail].flatten()])[None]
+    ids = torch.cat([prompts.flatten(), answers[:, :, :tail].flatten()])[None]
     first, place = torch.arange(head, device=device), torch.arange(tail, device=device)
     # padding stays at 0: behind a long prompt it could stand beyond the model's last position
     within = torch.where(first < heads[:, None], first, 0)
@@ -138,6 +136,22 @@ def pack(groups: Sequence[Answered], eos: int, multiple: int = 1) -> Pack:
         count=len(groups) * k,
         width=width,
     )
+
+
+def laid(tables: Sequence[Tensor], width: int, fill: float) -> Tensor:
+    """Tables [k, t] of one k and various t as one [tables, k, width], filled up at the right.
+
+    A copy for every table would keep a GPU waiting for the host.
+    """
+    k, device = len(tables[0]), tables[0].device
+    out = torch.full((len(tables), k, width), fill, dtype=tables[0].dtype, device=device)
+    widths = [table.shape[1] for table in tables]
+    if len(set(widths)) == 1:
+        out[:, :, : widths[0]] = torch.stack(list(tables))
+        return out
+    there = torch.arange(width) < torch.tensor(widths)[:, None]
+    there = there.to(device)[:, None].expand(-1, k, -1)
+    return out.masked_scatter_(there, torch.cat([table.flatten() for table in tables]))
 
 
 def shared_prefix(heads: Tensor, head: int, answers: int, tail: int) -> Attend:

@@ -7,7 +7,7 @@ what a pass finds does not depend on how the step was cut into packs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,15 @@ from rookworld.grpo.kl import EXACT, Draw, TokenStats, k3, token_stats
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.graphs import PassGraphs
 from rookworld.model.precision import passes_in
-from rookworld.packs import Pack, micro_packs, pack, shared_prefix, together_on
+from rookworld.packs import (
+    Answered,
+    Pack,
+    laid,
+    micro_packs,
+    pack,
+    shared_prefix,
+    together_on,
+)
 from rookworld.rollout import LETTERS, Answers, Group
 from rookworld.settings import TrainSettings
 
@@ -70,8 +78,8 @@ class Micro:
     """[rows] recorded while sampling."""
     ref_parts: Sequence[Tensor]
     """The reference's states [rows, width] in parts, one behind the other, on its device."""
-    kept: Tensor
-    """[answers] false for samples beyond the KL cap."""
+    kept: Tensor | None = None
+    """[answers] false for samples beyond the KL cap; None: all are kept."""
     advantages: Tensor | None = None
     """[answers] or [answers, tokens]."""
     returns: Tensor | None = None
@@ -84,11 +92,27 @@ class Micro:
     def mask(self) -> Tensor:
         """[answers, tokens] true on the sampled tokens that count."""
         sampled = self.pack.grid(torch.ones_like(self.old_logp)).bool()
-        return sampled & self.kept[:, None]
+        return sampled if self.kept is None else sampled & self.kept[:, None]
+
+    def counts(self) -> tuple[int, int]:
+        """Tokens and answers that count; asks the device only if some were left out."""
+        if self.kept is None:
+            return len(self.pack.targets), self.pack.count
+        return int(self.mask().sum()), int(self.kept.sum())
 
 
-Known = dict[int, Tensor]
-"""The reference's states [tokens of all answers, width] by a prompt's key."""
+@dataclass
+class Known:
+    """What was found out about answers before anybody had judged them."""
+
+    states: dict[int, Tensor] = field(default_factory=dict)
+    """The reference's [tokens of all answers, width] by a prompt's key."""
+    packs: dict[tuple[int, ...], Pack] = field(default_factory=dict)
+    """By their prompts' keys."""
+
+    def clear(self) -> None:
+        self.states.clear()
+        self.packs.clear()
 
 
 def prepare(
@@ -99,19 +123,17 @@ def prepare(
     known: Known | None = None,
 ) -> list[Micro]:
     """Packs of this rank's groups, with what the reference found; takes all out of `known`."""
-    known = {} if known is None else known
+    known = known or Known()
     micros = []
     multiple = together_on(learner.model.device)
     packs = micro_packs(groups, settings.micro_tokens, multiple)
     missing = sharding.missing_passes(learner.reference, len(packs))
     for chosen in packs:
-        packed = pack(chosen, eos, multiple)
-        width = packed.width
-        recorded = torch.cat([widened(group.logp, width) for group in chosen])
+        packed = known.packs.get(keys_of(chosen)) or pack(chosen, eos, multiple)
+        recorded = laid([group.logp for group in chosen], packed.width, 0.0).flatten(0, 1)
         old = recorded[packed.sequences, packed.places]
-        kept = torch.ones(packed.count, dtype=torch.bool, device=old.device)
         seen = known_states(chosen, packed, learner, settings, known)
-        micro = Micro(packed, chosen, draw_of(packed, chosen, settings), old, seen, kept)
+        micro = Micro(packed, chosen, draw_of(packed, chosen, settings), old, seen)
         if settings.kl_collect_cap > 0:
             micro.kept = within_cap(micro, learner, settings)
         micros.append(micro)
@@ -124,8 +146,8 @@ def known_states(
     groups: Sequence[Group], packed: Pack, learner: Learner, settings: TrainSettings, known: Known
 ) -> list[Tensor]:
     """The reference's states: found out while answers were scored, or else now."""
-    if all(group.prompt.key in known for group in groups):
-        return [known.pop(group.prompt.key) for group in groups]
+    if all(key in known.states for key in keys_of(groups)):
+        return [known.states.pop(key) for key in keys_of(groups)]
     return [reference_pass(packed, learner, settings)]
 
 
@@ -135,13 +157,15 @@ def look_ahead(
     """Find out the reference's states of answers before anybody has judged them."""
     multiple = together_on(learner.model.device)
     for chosen in micro_packs(answers, settings.micro_tokens, multiple):
-        states = reference_pass(pack(chosen, eos, multiple), learner, settings)
-        parts = torch.split(states, [one.count for one in chosen])
-        known |= {one.prompt.key: part for one, part in zip(chosen, parts, strict=True)}
+        keys, packed = keys_of(chosen), pack(chosen, eos, multiple)
+        states = reference_pass(packed, learner, settings)
+        parts = torch.split(states, [sum(one.counts) for one in chosen])
+        known.packs[keys] = packed
+        known.states |= dict(zip(keys, parts, strict=True))
 
 
-def widened(logp: Tensor, width: int) -> Tensor:
-    return torch.nn.functional.pad(logp, (0, width - logp.shape[1]))
+def keys_of(groups: Sequence[Answered]) -> tuple[int, ...]:
+    return tuple(group.prompt.key for group in groups)
 
 
 def draw_of(packed: Pack, groups: Sequence[Group], settings: TrainSettings) -> Draw:

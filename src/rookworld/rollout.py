@@ -158,7 +158,7 @@ class Collector:
     workers: Workers | None = None
     """Who scores a part of the answers while the next part is sampled; default: nobody else."""
     meanwhile: Callable[[Sequence[Answers]], None] = field(default=lambda answers: None)
-    """Called with answers while others score them."""
+    """Called with answers before they are read: what it gives a GPU to do is done meanwhile."""
     clock: Callable[[str], Any] = field(default=lambda name: None)
     """Called with "sample" when sampling ends, and with "score" when scoring does."""
 
@@ -171,22 +171,22 @@ class Collector:
         most = len(order) if self.workers is None else max(1, ROWS_AT_ONCE // self.k)
         begun = []
         for at in range(0, len(order), most):
-            part = [prompts[place] for place in order[at : at + most]]
-            answers = self.sampled(part, step)
-            begun.append((answers, self.begin(scorer, answers)))
-        self.clock("sample")
-        for answers, _ in begun:
+            answers = self.sampled([prompts[place] for place in order[at : at + most]], step)
+            self.clock("sample")
             self.meanwhile(answers)
+            questions = self.read(answers)
+            begun.append((answers, questions, self.begin(scorer, questions)))
+            self.clock("score")
         groups = [
-            self.group(answer, scores)
-            for answers, scored in begun
-            for answer, scores in zip(answers, scored(), strict=True)
+            self.group(answer, question, scores)
+            for answers, questions, scored in begun
+            for answer, question, scores in zip(answers, questions, scored(), strict=True)
         ]
         self.clock("score")
         return [group for _, group in sorted(zip(order, groups, strict=True), key=lambda x: x[0])]
 
     def sampled(self, prompts: Sequence[Prompt], step: int) -> list[Answers]:
-        """K answers to each prompt, as tensors and as texts."""
+        """K answers to each prompt."""
         samples = sample(
             self.model,
             [prompt.ids for prompt in prompts],
@@ -201,9 +201,6 @@ class Collector:
         lengths = samples.lengths.tolist()
         ids = samples.tokens.tolist()
         finished = samples.finished.tolist()
-        texts = self.tokenizer.decode_batch(
-            [row[:length] for row, length in zip(ids, lengths, strict=True)]
-        )
         found = []
         for place, prompt in enumerate(prompts):
             mine = slice(place * self.k, (place + 1) * self.k)
@@ -216,15 +213,29 @@ class Collector:
                     samples.logp[mine, :longest],
                     samples.entropy[mine, :longest],
                     [row[:longest] for row in ids[mine]],
-                    sum(lengths[mine]),
-                    Question(prompt.row, tuple(texts[mine]), tuple(finished[mine])),
+                    lengths[mine],
+                    tuple(finished[mine]),
                 )
             )
         return found
 
-    def begin(self, scorer: Scorer, answers: Sequence[Answers]) -> Callable[[], list[Scores]]:
+    def read(self, answers: Sequence[Answers]) -> list[Question]:
+        """Answers as texts."""
+        texts = self.tokenizer.decode_batch(
+            [
+                row[:length]
+                for one in answers
+                for row, length in zip(one.ids, one.counts, strict=True)
+            ]
+        )
+        return [
+            Question(one.prompt.row, tuple(texts[at : at + self.k]), one.finished)
+            for at, one in zip(range(0, len(texts), self.k), answers, strict=True)
+        ]
+
+    def begin(self, scorer: Scorer, questions: list[Question]) -> Callable[[], list[Scores]]:
         """Have answers scored by the workers, or by ourselves when asked for."""
-        questions, judge = [one.question for one in answers], self.judge
+        judge = self.judge
         if judge is None:
             here = partial(scorer.all, questions)
             return here if self.workers is None else self.workers.begin(scorer, questions)
@@ -236,15 +247,15 @@ class Collector:
 
         return asked
 
-    def group(self, answers: Answers, scores: Scores) -> Group:
+    def group(self, answers: Answers, question: Question, scores: Scores) -> Group:
         return Group(
             answers.prompt,
             answers.tokens,
             answers.lengths,
             answers.logp,
             answers.entropy,
-            answers.question.finished,
-            answers.question.texts,
+            question.finished,
+            question.texts,
             scores.verdicts,
             promised(answers.ids, scores.outlooks, self.tokenizer) if self.by_field else None,
         )
@@ -252,7 +263,7 @@ class Collector:
 
 @dataclass(frozen=True)
 class Answers:
-    """A prompt's K answers before they are judged; see `Group`."""
+    """A prompt's K answers before they are read; see `Group`."""
 
     prompt: Prompt
     tokens: Tensor
@@ -260,9 +271,10 @@ class Answers:
     logp: Tensor
     entropy: Tensor
     ids: list[list[int]]
-    count: int
-    """Sampled tokens of all K."""
-    question: Question
+    """K × T of `tokens`, on the host."""
+    counts: list[int]
+    """K of `lengths`, on the host."""
+    finished: tuple[bool, ...]
 
 
 def promised(

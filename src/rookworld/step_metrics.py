@@ -25,7 +25,7 @@ Metrics = dict[str, float]
 
 
 class Clock:
-    """Seconds by name since the last mark; waits for the device, or its time is billed later."""
+    """Seconds by name since the last lap."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -33,9 +33,13 @@ class Clock:
         self.began = self.last = time.perf_counter()
 
     def mark(self, name: str) -> None:
-        """Bill the time since the last mark to `name`."""
+        """Bill the time until the device is done to `name`."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        self.lap(name)
+
+    def lap(self, name: str) -> None:
+        """Bill the host's time to `name`; what the device has still to do is billed later."""
         now = time.perf_counter()
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self.last
         self.last = now
@@ -100,15 +104,19 @@ def update_metrics(
 
 
 def token_metrics(collected: Collected, micros: Sequence[Micro]) -> Metrics:
-    lengths = [float(n) for group in collected.groups for n in group.lengths.tolist()]
+    """Means over all answers of all ranks; of those left out, over the ones that came to a pack."""
     cut = [not done for group in collected.groups for done in group.finished]
-    left_out = [float(not kept) for micro in micros for kept in micro.kept.tolist()]
-    named = {
-        "tokens/mean_length": lengths,
-        "tokens/truncated": [float(value) for value in cut],
-        "kl/left_out": left_out,
-    }
-    return distributed.mean_by_name({n: [sum(v), float(len(v))] for n, v in named.items()})
+    lengths = [group.lengths for group in collected.groups]
+    length = int(torch.cat(lengths).sum()) if lengths else 0
+    answers = sum(micro.pack.count for micro in micros)
+    left_out = answers - sum(micro.counts()[1] for micro in micros)
+    return distributed.mean_by_name(
+        {
+            "tokens/mean_length": [float(length), float(len(cut))],
+            "tokens/truncated": [float(sum(cut)), float(len(cut))],
+            "kl/left_out": [float(left_out), float(answers)],
+        }
+    )
 
 
 def peak_memory_mb(device: torch.device) -> float:

@@ -153,7 +153,7 @@ def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Cl
         by_field=settings.credit != "answer" and not settings.gae,
         dtype=matrices_in(settings.dtype, state.learner.whole.device),
         workers=scorers,
-        clock=clock.mark,
+        clock=clock.lap,
     )
     if scorers is not None and may_look_ahead(state, settings):
         eos, known = state.tokenizer.eos, state.ref_states

@@ -69,7 +69,7 @@ class State:
     """Best held-out reward so far."""
     kl_high: int = 0
     """Steps in a row with KL above --ref-reset-kl."""
-    ref_states: passes.Known = field(default_factory=dict)
+    ref_states: passes.Known = field(default_factory=passes.Known)
     """What the reference found while answers were scored; empty between steps."""
 
     def plain(self) -> dict[str, Any]:

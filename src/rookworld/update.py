@@ -27,8 +27,7 @@ def totals_of(micros: Sequence[Micro], longest: int) -> StepTotals | None:
     """Tokens and answers that count, over all ranks; None when nothing does."""
     counts = torch.zeros(2, dtype=torch.float64)
     for micro in micros:
-        mask = micro.mask()
-        counts += torch.stack([mask.sum(), micro.kept.sum()]).double().cpu()
+        counts += torch.tensor(micro.counts())
     distributed.sum_over_ranks(counts)
     tokens, sequences = (int(count) for count in counts.tolist())
     if tokens == 0 or sequences == 0:

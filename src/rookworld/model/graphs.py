@@ -39,7 +39,10 @@ class PassGraphs:
     def __init__(self, model: GPT2, pool: Any) -> None:
         self.model, self.pool = model, pool
         self.twin = twin_of(model)
-        self.learns = any(parameter.requires_grad for parameter in model.parameters())
+        pairs = zip(model.parameters(), self.twin.parameters(), strict=True)
+        self.learning = [(own, twin) for own, twin in pairs if own.requires_grad]
+        """Parameters that get a gradient, and their twins."""
+        self.learns = bool(self.learning)
         self.seen: Counter[Hashable] = Counter()
         self.kept: OrderedDict[Hashable, PassGraph] = OrderedDict()
         """The one that was asked for last stands last."""
@@ -91,9 +94,7 @@ class PassGraphs:
     def settle_gradients(self) -> None:
         """Let parameters and their twins have their gradients in one place, whatever is in it."""
         empty = []
-        for parameter, twin in zip(self.model.parameters(), self.twin.parameters(), strict=True):
-            if not parameter.requires_grad:
-                continue
+        for parameter, twin in self.learning:
             if twin.grad is None:
                 twin.grad = torch.zeros_like(twin)
             if parameter.grad is None:

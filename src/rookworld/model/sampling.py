@@ -216,20 +216,24 @@ class Sampler:
 
     def _sample_part(self, part: _Part, result: _Result) -> None:
         stepper = self.stepper if part.constraint is None else self.eager
-        rows = part.rows(self.weights.device)
+        rows = part.rows()
         batch = stepper.batch(part.shape, rows.rules.truncated, rows.rules.random)
         lengths = torch.tensor([len(prompt.ids) for prompt in part.prompts])
-        batch.begin(lengths.to(self.weights.device), rows, part.eos)
+        batch.begin(lengths, rows, part.eos)
         batch.padded = bool((lengths != batch.shape.prefix).any())
         places = part.places(self.weights.device)
         stepper.start(batch, [prompt.ids for prompt in part.prompts], part.mask(places))
         used, limit = 1, part.shape.new
         while used < limit:
             looked = min(limit, used + stepper.look_every)
+            busy = min(limit, looked + stepper.steps_ahead)
             for slot in range(used - 1, looked - 1):
                 stepper.step(batch, slot, part.mask(places))
-            used = looked
-            groups, columns = _survivors(batch)
+            look = _Look(batch)
+            for slot in range(looked - 1, busy - 1):
+                stepper.step(batch, slot, part.mask(places))
+            used = busy
+            groups, columns = _survivors(look.done())
             if not len(groups):
                 break
             if used < limit and columns.numel() <= stepper.shrink_at * batch.shape.rows:
@@ -263,7 +267,8 @@ class _Part:
         constraint = self.constraint
         return None if constraint is None else lambda tokens: constraint(places, tokens)
 
-    def rows(self, device: torch.device) -> Rows:
+    def rows(self) -> Rows:
+        """On the host: the batch that takes them in has its own place for each tensor."""
         each = [prompt for prompt in self.prompts for _ in range(self.k)]
         keys = row_keys(
             self.seed,
@@ -272,36 +277,52 @@ class _Part:
             [prompt.first_sample + i for prompt in self.prompts for i in range(self.k)],
         )
         limits = torch.tensor([prompt.settings.max_new_tokens for prompt in each])
-        rules = _rules([prompt.settings for prompt in each], device)
-        done = torch.zeros(len(each), dtype=torch.bool, device=device)
-        return Rows(keys.to(device), limits.to(device), done, rules)
+        done = torch.zeros(len(each), dtype=torch.bool)
+        return Rows(keys, limits, done, _rules([prompt.settings for prompt in each]))
 
 
-def _rules(each: Sequence[Sampling], device: torch.device) -> Rules:
+def _rules(each: Sequence[Sampling]) -> Rules:
     """Greedy rows are neither tempered nor truncated: their log-probs are the plain softmax's."""
     greedy = [settings.temperature == 0 for settings in each]
     free = [Sampling(max_new_tokens=1) if s.temperature == 0 else s for s in each]
     return Rules(
-        temperature=torch.tensor([s.temperature for s in free], device=device),
-        top_k=torch.tensor([s.top_k for s in free], device=device),
-        top_p=torch.tensor([s.top_p for s in free], device=device),
-        greedy=torch.tensor(greedy, device=device),
+        temperature=torch.tensor([s.temperature for s in free]),
+        top_k=torch.tensor([s.top_k for s in free]),
+        top_p=torch.tensor([s.top_p for s in free]),
+        greedy=torch.tensor(greedy),
         truncated=any(s.top_k > 0 or s.top_p < 1 for s in free),
         random=not all(greedy),
     )
 
 
-def _survivors(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Groups [n] with a row not done, and the columns [n, width] that hold all such rows.
+class _Look:
+    """Which rows are done at this point, for a host that goes on before it asks."""
 
-    The one place where the host waits for the device.
-    """
-    done = batch.rows.done.view(batch.shape.groups, batch.shape.width).cpu()
+    def __init__(self, batch: Batch) -> None:
+        done = batch.rows.done.view(batch.shape.groups, batch.shape.width)
+        self.event: torch.cuda.Event | None = None
+        if done.device.type == "cuda":
+            self.seen = torch.empty(done.shape, dtype=done.dtype, pin_memory=True)
+            self.seen.copy_(done, non_blocking=True)
+            self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.event.record()
+        else:
+            self.seen = done.to("cpu", copy=True)
+
+    def done(self) -> Tensor:
+        """[groups, width]; the one place where the host waits for the device."""
+        if self.event is not None:
+            self.event.synchronize()
+        return self.seen
+
+
+def _survivors(done: Tensor) -> tuple[Tensor, Tensor]:
+    """Groups [n] with a row not done, and the columns [n, width] that hold all such rows."""
     left = (~done).sum(1)
     groups = left.nonzero()[:, 0]
     most = max(1, int(left.max()))
     # A power of two, so that groups thinning out row by row meet few different shapes.
-    width = min(batch.shape.width, 1 << (most - 1).bit_length())
+    width = min(done.shape[1], 1 << (most - 1).bit_length())
     columns = done.byte().argsort(stable=True, dim=1)[groups, :width]
     return groups, columns
 

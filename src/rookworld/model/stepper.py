@@ -66,7 +66,9 @@ class _Kept(Generic[T]):
 
 class Stepper(Protocol):
     look_every: int
-    """how many tokens pass between two looks of the host at the device"""
+    """how many tokens pass before the host looks at the device"""
+    steps_ahead: int
+    """how many the device is given to do meanwhile; what ends in them is seen at the next look"""
     shrink_at: float
     """rows are compacted when no more than this fraction of them is left"""
 
@@ -87,6 +89,7 @@ class Eager:
     """Every operation launched by the host; the only way with a constraint, and on the CPU."""
 
     shrink_at = 0.75
+    steps_ahead = 0
 
     def __init__(self, weights: Weights) -> None:
         self.look_every = 1 if weights.device.type == "cpu" else 8
@@ -165,7 +168,7 @@ class Graphed:
     A start that does not come back is not worth its capture; a step comes back for every token.
     """
 
-    look_every = 12
+    look_every, steps_ahead = 4, 1
     shrink_at = 0.5
 
     def __init__(self, weights: Weights, kernels: Kernels, compiled: bool = False) -> None:
