@@ -71,6 +71,7 @@ REACHES: list[tuple[str, Callable[[TrainSettings], Any], Any]] = [
     ("--p-candidates 3", lambda s: reward_rules(s).p_candidates, 3),
     ("--p-evaluations 3", lambda s: reward_rules(s).p_evaluations, 3),
     ("--p-whole 3", lambda s: reward_rules(s).p_whole, 3),
+    ("--p-best-scale 0.02", lambda s: reward_rules(s).p_best_scale, 0.02),
     ("--a-format 3", lambda s: reward_rules(s).a_format, 3),
     ("--a-board 3", lambda s: reward_rules(s).a_board, 3),
     ("--a-flags 3", lambda s: reward_rules(s).a_flags, 3),

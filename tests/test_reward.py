@@ -29,10 +29,13 @@ def test_win_percent_is_symmetric_and_bounded(cp: int) -> None:
 
 
 def test_move_quality_by_hand() -> None:
-    assert r.move_quality(0.0, "continuous") == 1.0
-    assert r.move_quality(0.1, "continuous") == pytest.approx(math.exp(-1))
-    assert r.move_quality(0.05, "linear") == pytest.approx(0.75)
-    assert r.move_quality(0.3, "linear") == 0.0
+    curved, straight = r.RewardRules(), r.RewardRules(shaping="linear")
+    strict = r.RewardRules(p_best_scale=0.02)
+    assert r.move_quality(0.0, curved) == r.move_quality(0.0, strict) == 1.0
+    assert r.move_quality(0.1, curved) == pytest.approx(math.exp(-1))
+    assert r.move_quality(0.1, strict) == pytest.approx(math.exp(-5))
+    assert r.move_quality(0.05, straight) == pytest.approx(0.75)
+    assert r.move_quality(0.3, straight) == 0.0
 
 
 @given(CP, st.sampled_from((1, -1)))
@@ -112,6 +115,7 @@ def test_default_weights_leave_the_room_that_the_hack_table_needs() -> None:
     ("settings", "message"),
     [
         ({"p_best": -1.0}, "p_best is -1.0"),
+        ({"p_best_scale": 0.0}, "p_best_scale is 0"),
         ({"a_board": math.nan}, "a_board is nan"),
         ({"shaping": "cubic"}, "'cubic' is unknown; choose one of continuous, graduated"),
         (dict.fromkeys(r.RewardRules().p_weights, 0.0), "the P weights sum to 0"),

@@ -126,7 +126,10 @@ KLType = Literal["forward", "reverse", "symmetric", "k2", "k3", "k1_reward"]
 
 @dataclass(frozen=True, kw_only=True)
 class RewardWeights:
-    """Relative weights of a reward's parts; unset ones keep the defaults of docs/rewards.md."""
+    """What a reward is made of; what is not set keeps the default of docs/rewards.md.
+
+    Relative weights of its parts, and how strict the part for the best move is.
+    """
 
     p_format: float | None = None
     """P: the answer can be read."""
@@ -140,6 +143,8 @@ class RewardWeights:
     """P: accuracy of the evaluations."""
     p_whole: float | None = None
     """P: best × evaluations."""
+    p_best_scale: float | None = None
+    """P: win probability that a best move may lose until 1/e of its quality is left."""
     a_format: float | None = None
     """A: the answer can be read."""
     a_board: float | None = None
@@ -152,7 +157,7 @@ class RewardWeights:
     """A: everything right at once."""
 
     def weights(self) -> dict[str, float]:
-        """The weights that were set, by name."""
+        """Those that were set, by name."""
         named = {field.name: getattr(self, field.name) for field in fields(RewardWeights)}
         return {name: value for name, value in named.items() if value is not None}
 

@@ -88,7 +88,7 @@ def _with_moves(
     parts = {**dict.fromkeys(rules.p_weights, 0.0), "format": 1.0, "legal": 1 - illegal / most}
     if not illegal and (len(moves) >= min(most, len(truth.moves)) or not listed):
         loss = win_loss(row, moves[0], truth, judge)
-        best = move_quality(loss, rules.shaping) if loss is not None else 0.0
+        best = move_quality(loss, rules) if loss is not None else 0.0
         length = len(moves) if listed else most
         found = sum(move in truth.moves for move in moves)
         hits = found + USUAL_HITS * min(length - len(moves), len(truth.moves) - found)

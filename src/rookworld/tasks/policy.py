@@ -246,7 +246,7 @@ def _content(
     rules: RewardRules,
 ) -> None:
     """Score the content parts of an answer that passed the gate."""
-    best = move_quality(loss, rules.shaping) if loss is not None else 0.0
+    best = move_quality(loss, rules) if loss is not None else 0.0
     spoken = dict(zip(said.moves, said.cp, strict=True))
     pairs = [(spoken[m], cp) for m, cp in zip(truth.moves, truth.cp, strict=True) if m in spoken]
     count = len(truth.moves)

@@ -22,9 +22,6 @@ Shaping = Literal["continuous", "graduated", "linear", "binary"]
 FORMAT_ONLY: Final = 0.2
 """The most that an answer can earn without any right content."""
 
-BEST_SCALE: Final = 0.1
-"""Win probability lost by B at which `best` has fallen to 1/e (`linear`: halfway to 0)."""
-
 EVAL_SCALE: Final = (0.02, 0.15)
 """Bounds of the win-probability error at which an evaluation is worth nothing."""
 
@@ -63,6 +60,8 @@ class RewardRules:
     """P: accuracy of the evaluations of the true best moves, in win probability."""
     p_whole: float = 0.44
     """P: best × evaluations, so that a right B with junk beside it stays cheap."""
+    p_best_scale: float = 0.1
+    """P: win probability lost by B at which `best` has fallen to 1/e (`linear`: halfway to 0)."""
     a_format: float = 0.08
     """A: the answer can be read."""
     a_board: float = 0.42
@@ -86,6 +85,8 @@ class RewardRules:
                 raise ConfigError(f"{field.name} is {value}; give a finite number")
             if value < 0 and not field.name.endswith("_malformed"):
                 raise ConfigError(f"{field.name} is {value}; a weight is at least 0")
+        if self.p_best_scale == 0:
+            raise ConfigError("p_best_scale is 0; give a win probability above 0, as 0.02")
         for task, weights in (("P", self.p_weights), ("A", self.a_weights)):
             if math.fsum(weights.values()) <= 0:
                 raise ConfigError(
@@ -125,11 +126,11 @@ def win_percent(cp: int) -> float:
 _GRID_WIN = tuple(win_percent(cp) / 100 for cp in GRID_CP)
 
 
-def move_quality(loss: float, shaping: Shaping) -> float:
+def move_quality(loss: float, rules: RewardRules) -> float:
     """Worth of a move that loses `loss` of win probability (0 … 1) against the best one."""
-    if shaping == "linear":
-        return max(0.0, 1 - loss / (2 * BEST_SCALE))
-    return math.exp(-loss / BEST_SCALE)
+    if rules.shaping == "linear":
+        return max(0.0, 1 - loss / (2 * rules.p_best_scale))
+    return math.exp(-loss / rules.p_best_scale)
 
 
 def evaluation_accuracy(said_cp: int, true_cp: int) -> float:
