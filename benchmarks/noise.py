@@ -47,6 +47,7 @@ def main(model: str, batches: int, batch_size: int) -> None:
     for _ in range(batches):
         collected = gather(state, settings, None, Clock(device))
         state.step += 1
+        state.known.clear()  # every credit makes packs of its own
         for paid in CREDITS:
             found[paid].append(gradients(state, collected, replace(settings, credit=paid)))
     weights = dict(state.learner.model.named_parameters())

@@ -52,6 +52,15 @@ def test_outlooks_by_hand() -> None:
     assert worths("") == [] == worths(" E: 0.3")
 
 
+def test_a_strict_scale_reaches_rewards_and_promises() -> None:
+    second = " g1f3 e2e4 d2d4 c2c4 e2e3 E: 0.3 0.4 0.4 0.3 0.2 B: g1f3"
+    strict = RewardRules(p_best_scale=0.001)
+    promised = [outlooks(ROW, second, rules)[0].worth for rules in (RULES, strict)]
+    paid = [POLICY.verify(ROW, second, rules).total for rules in (RULES, strict)]
+    assert promised[1] < promised[0] - 0.3 and paid[1] < paid[0] - 0.3
+    assert POLICY.verify(ROW, GOLD, strict).total == 1.0
+
+
 def test_a_short_truth_promises_no_more_than_there_is() -> None:
     for known in (1, 2, 3):
         row = PolicyRow(START, ROW.moves[:known], ROW.cp[:known])

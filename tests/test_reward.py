@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -36,6 +37,7 @@ def test_move_quality_by_hand() -> None:
     assert r.move_quality(0.1, strict) == pytest.approx(math.exp(-5))
     assert r.move_quality(0.05, straight) == pytest.approx(0.75)
     assert r.move_quality(0.3, straight) == 0.0
+    assert r.move_quality(0.01, replace(strict, shaping="linear")) == pytest.approx(0.75)
 
 
 @given(CP, st.sampled_from((1, -1)))
@@ -115,7 +117,7 @@ def test_default_weights_leave_the_room_that_the_hack_table_needs() -> None:
     ("settings", "message"),
     [
         ({"p_best": -1.0}, "p_best is -1.0"),
-        ({"p_best_scale": 0.0}, "p_best_scale is 0"),
+        *(({"p_best_scale": bad}, f"p_best_scale is {bad}") for bad in (0.0, -1.0, 2.0, math.nan)),
         ({"a_board": math.nan}, "a_board is nan"),
         ({"shaping": "cubic"}, "'cubic' is unknown; choose one of continuous, graduated"),
         (dict.fromkeys(r.RewardRules().p_weights, 0.0), "the P weights sum to 0"),

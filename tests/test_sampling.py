@@ -452,6 +452,28 @@ def test_cuda_graphs_draw_what_the_cpu_draws(model: GPT2, kernels: Kernels, name
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize(("splits", "dtype"), [(4, torch.float32), (3, torch.bfloat16)])
+def test_cuda_graphs_whose_programs_share_rows_draw_the_same(
+    model: GPT2, splits: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rookworld.model import triton_attention
+
+    device, ask = copy.deepcopy(model).cuda(), {"k": 3, "settings": WARM, "eos": NEVER, "seed": 4}
+    plan = triton_attention.Plan(2, prefix=16, own=16, warps=1, stages=1)
+    found = []
+    for shared in (plan, plan._replace(splits=splits)):
+        monkeypatch.setattr(triton_attention, "plan", lambda batch, shared=shared: shared)
+        sampler = Sampler(device, dtype=dtype, kernels="triton", graph=True)
+        found.append([sampler.sample(MIXED, **ask) for _ in range(30)])  # type: ignore[arg-type]
+    alone, together = found
+    for samples in together:  # whoever comes last puts the same together
+        assert torch.equal(samples.logp, together[0].logp)
+    if dtype is torch.float32:
+        assert together[0].tokens.tolist() == alone[0].tokens.tolist()
+        torch.testing.assert_close(together[0].logp, alone[0].logp, atol=1e-5, rtol=0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_cuda_graphs_see_an_update(model: GPT2, dtype: torch.dtype) -> None:
     device = copy.deepcopy(model).cuda()

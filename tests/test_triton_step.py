@@ -165,6 +165,25 @@ class _Kernels(Eager):
         triton_step.advance(batch)
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "programs", "splits"),
+    [
+        (Shape(8, 8, 64, 16), HALF, 192, 4),
+        (Shape(1, 1, 64, 16), HALF, 12, 4),
+        (Shape(32, 16, 64, 16), HALF, 384, 1),
+        (Shape(8, 8, 64, 16), torch.float32, 192, 1),
+    ],
+)
+def test_programs_share_rows_where_few_would_walk_through_many_slots(
+    shape: Shape, dtype: torch.dtype, programs: int, splits: int
+) -> None:
+    batch = _as_on_cuda(Batch(Weights(_model(12, 16)), shape, truncated=False, random=True), dtype)
+    plan = triton_attention.plan(batch)
+    assert shape.groups * -(-shape.width // plan.rows) * 12 == programs
+    assert plan.splits == splits
+    assert plan.own % plan.rows == 0
+
+
 WARM = Sampling(max_new_tokens=12)
 
 

@@ -27,7 +27,7 @@ from rookworld.grpo.advantages import (
 )
 from rookworld.grpo.kl import k1_penalty
 from rookworld.model.precision import passes_in
-from rookworld.packs import laid
+from rookworld.packs import laid, sent
 from rookworld.passes import Learner, Micro, reference_logp, states
 from rookworld.rollout import LETTERS
 from rookworld.settings import TrainSettings
@@ -69,7 +69,7 @@ def set_advantages(
             scaled = by_field(micro, rewarded, values, norm, deviation, rules, settings.credit)
         else:
             scaled = scaled_advantages(values, deviation, rules).reshape(-1)
-        micro.advantages = scaled.to(micro.old_logp.device, torch.float32)
+        micro.advantages = sent(scaled.float(), micro.old_logp.device)
 
 
 def by_field(

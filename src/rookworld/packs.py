@@ -108,7 +108,8 @@ def pack(groups: Sequence[Answered], eos: int, multiple: int = 1) -> Pack:
     width = tail + 1
     asked = [group.prompt.ids for group in groups]
     # each prompt behind the number of its tokens, so that one copy brings both
-    told = torch.tensor([[len(ids), *ids, *[eos] * (head - len(ids))] for ids in asked]).to(device)
+    told = torch.tensor([[len(ids), *ids, *[eos] * (head - len(ids))] for ids in asked])
+    told = sent(told, device)
     heads, prompts = told[:, 0].contiguous(), told[:, 1:]
     answers = laid([group.tokens for group in groups], width, eos)
     lengths = torch.stack([group.lengths for group in groups])
@@ -138,6 +139,14 @@ def pack(groups: Sequence[Answered], eos: int, multiple: int = 1) -> Pack:
     )
 
 
+def sent(numbers: Tensor, device: torch.device) -> Tensor:
+    """The host's numbers on a device, without waiting for what it is still doing.
+
+    They are read before this returns, so they may change or go afterwards.
+    """
+    return numbers.to(device, non_blocking=True)
+
+
 def laid(tables: Sequence[Tensor], width: int, fill: float) -> Tensor:
     """Tables [k, t] of one k and various t as one [tables, k, width], filled up at the right.
 
@@ -149,8 +158,8 @@ def laid(tables: Sequence[Tensor], width: int, fill: float) -> Tensor:
     if len(set(widths)) == 1:
         out[:, :, : widths[0]] = torch.stack(list(tables))
         return out
-    there = torch.arange(width) < torch.tensor(widths)[:, None]
-    there = there.to(device)[:, None].expand(-1, k, -1)
+    there = sent(torch.arange(width) < torch.tensor(widths)[:, None], device)
+    there = there[:, None].expand(-1, k, -1)
     return out.masked_scatter_(there, torch.cat([table.flatten() for table in tables]))
 
 

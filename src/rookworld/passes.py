@@ -23,6 +23,7 @@ from rookworld.packs import (
     laid,
     micro_packs,
     pack,
+    sent,
     shared_prefix,
     together_on,
 )
@@ -95,7 +96,7 @@ class Micro:
         return sampled if self.kept is None else sampled & self.kept[:, None]
 
     def counts(self) -> tuple[int, int]:
-        """Tokens and answers that count; asks the device only if some were left out."""
+        """Tokens and answers that count; asks the device only under a KL cap."""
         if self.kept is None:
             return len(self.pack.targets), self.pack.count
         return int(self.mask().sum()), int(self.kept.sum())
@@ -156,12 +157,14 @@ def look_ahead(
 ) -> None:
     """Find out the reference's states of answers before anybody has judged them."""
     multiple = together_on(learner.model.device)
-    for chosen in micro_packs(answers, settings.micro_tokens, multiple):
-        keys, packed = keys_of(chosen), pack(chosen, eos, multiple)
+    chosen = micro_packs(answers, settings.micro_tokens, multiple)
+    # all packs first: making one waits for the device
+    packs = [pack(part, eos, multiple) for part in chosen]
+    for part, packed in zip(chosen, packs, strict=True):
         states = reference_pass(packed, learner, settings)
-        parts = torch.split(states, [sum(one.counts) for one in chosen])
-        known.packs[keys] = packed
-        known.states |= dict(zip(keys, parts, strict=True))
+        found = torch.split(states, [sum(one.counts) for one in part])
+        known.packs[keys_of(part)] = packed
+        known.states |= dict(zip(keys_of(part), found, strict=True))
 
 
 def keys_of(groups: Sequence[Answered]) -> tuple[int, ...]:
@@ -176,8 +179,8 @@ def draw_of(packed: Pack, groups: Sequence[Group], settings: TrainSettings) -> D
         temperature, top_p = used.pop()
         return Draw(temperature=temperature, top_k=settings.top_k, top_p=top_p)
     k = len(groups[0].lengths)
-    tasks = torch.tensor([group.prompt.task for group in groups], device=packed.ids.device)
-    table = torch.tensor(by_task, device=packed.ids.device)[tasks[packed.sequences // k]]
+    rules = torch.tensor([by_task[group.prompt.task] for group in groups])
+    table = sent(rules, packed.ids.device)[packed.sequences // k]
     return Draw(temperature=table[:, 0], top_k=settings.top_k, top_p=table[:, 1])
 
 

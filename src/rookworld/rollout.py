@@ -158,9 +158,9 @@ class Collector:
     workers: Workers | None = None
     """Who scores a part of the answers while the next part is sampled; default: nobody else."""
     meanwhile: Callable[[Sequence[Answers]], None] = field(default=lambda answers: None)
-    """Called with answers before they are read: what it gives a GPU to do is done meanwhile."""
+    """Called with answers while others score them."""
     clock: Callable[[str], Any] = field(default=lambda name: None)
-    """Called with "sample" when sampling ends, and with "score" when scoring does."""
+    """Called with "sample" at the end of a stretch of sampling, with "score" at that of others."""
 
     def groups(self, prompts: Sequence[Prompt], step: int, progress: float) -> list[Group]:
         """Sampled and judged answers to each prompt, in the prompts' order."""
@@ -173,9 +173,9 @@ class Collector:
         for at in range(0, len(order), most):
             answers = self.sampled([prompts[place] for place in order[at : at + most]], step)
             self.clock("sample")
-            self.meanwhile(answers)
             questions = self.read(answers)
             begun.append((answers, questions, self.begin(scorer, questions)))
+            self.meanwhile(answers)
             self.clock("score")
         groups = [
             self.group(answer, question, scores)

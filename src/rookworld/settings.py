@@ -144,7 +144,7 @@ class RewardWeights:
     p_whole: float | None = None
     """P: best × evaluations."""
     p_best_scale: float | None = None
-    """P: win probability that a best move may lose until 1/e of its quality is left."""
+    """P: how much win probability B may lose until its quality is 1/e (0.1 if not given)."""
     a_format: float | None = None
     """A: the answer can be read."""
     a_board: float | None = None
@@ -156,8 +156,8 @@ class RewardWeights:
     a_whole: float | None = None
     """A: everything right at once."""
 
-    def weights(self) -> dict[str, float]:
-        """Those that were set, by name."""
+    def chosen(self) -> dict[str, float]:
+        """What was set, by name."""
         named = {field.name: getattr(self, field.name) for field in fields(RewardWeights)}
         return {name: value for name, value in named.items() if value is not None}
 

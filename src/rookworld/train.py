@@ -156,7 +156,7 @@ def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Cl
         clock=clock.lap,
     )
     if scorers is not None and may_look_ahead(state, settings):
-        eos, known = state.tokenizer.eos, state.ref_states
+        eos, known = state.tokenizer.eos, state.known
         look = partial(passes.look_ahead, state.learner, settings, eos, known)
         collector = replace(collector, meanwhile=look)
     progress = ramp(state.step, settings.reward_warmup_steps)
@@ -233,7 +233,7 @@ def prepared(
     """Packs with their advantages, and what they are averaged over (None: no group is left)."""
     norm = state.norm if settings.reward_norm else None
     micros = passes.prepare(
-        collected.groups, state.learner, settings, state.tokenizer.eos, state.ref_states
+        collected.groups, state.learner, settings, state.tokenizer.eos, state.known
     )
     credit.set_advantages(micros, state.learner, settings, state.running, norm, kl_coef)
     if norm is not None:

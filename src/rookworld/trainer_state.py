@@ -69,8 +69,8 @@ class State:
     """Best held-out reward so far."""
     kl_high: int = 0
     """Steps in a row with KL above --ref-reset-kl."""
-    ref_states: passes.Known = field(default_factory=passes.Known)
-    """What the reference found while answers were scored; empty between steps."""
+    known: passes.Known = field(default_factory=passes.Known)
+    """What was found out about answers while they were scored; empty between steps."""
 
     def plain(self) -> dict[str, Any]:
         """What is not a tensor."""
@@ -229,7 +229,7 @@ def reward_rules(settings: TrainSettings) -> RewardRules:
         shaping=settings.reward_shaping,
         p_malformed=settings.p_malformed,
         a_malformed=settings.a_malformed,
-        **settings.weights(),
+        **settings.chosen(),
     )
 
 

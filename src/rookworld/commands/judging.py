@@ -53,7 +53,7 @@ def score(args: list[str]) -> int:
     settings = parse(ScoreSettings, rest, command="rookworld score", default=ScoreSettings())
     if len(files) != 1:
         raise ConfigError("rookworld score: name one JSONL file, or - for standard input")
-    rules = RewardRules(shaping=settings.reward_shaping, **settings.weights())
+    rules = RewardRules(shaping=settings.reward_shaping, **settings.chosen())
     with open_judge(settings.judge, settings.engine, settings.nodes) as judge:
         for number, line in enumerate(_lines(files[0]), 1):
             verdict = score_line(line, f"{files[0]}:{number}", rules, judge)

@@ -98,7 +98,7 @@ class Batch:
         self.eos = torch.zeros(1, dtype=torch.int64, device=device)
         self.index = torch.zeros(1, dtype=torch.int64, device=device)
         self.arrivals = torch.zeros(shape.rows * heads, dtype=torch.int32, device=device)
-        """Kernels that share a row count themselves here, and leave zeros behind."""
+        """Programs of a kernel that share a row count themselves here, and leave zeros behind."""
         self.tokens = torch.zeros(shape.new, shape.rows, dtype=torch.int64, device=device)
         self.logp = torch.zeros(shape.new, shape.rows, device=device)
         self.entropy = torch.zeros(shape.new, shape.rows, device=device)

@@ -58,6 +58,7 @@ def plan(batch: Batch) -> Plan:
         # Without tensor cores a block lives in registers.
         return Plan(rows, prefix=32, own=32, warps=4, stages=1)
     if programs() < 2 * PROGRAMS:
+        # One row's blocks one after the other would take longer than all of them to read.
         return Plan(rows, prefix=32, own=32, warps=1, stages=3, splits=4)
     slots = 64 if config.head_size <= 64 else 32
     return Plan(rows, prefix=slots, own=slots, warps=4, stages=3)

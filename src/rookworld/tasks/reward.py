@@ -1,6 +1,6 @@
 """What an answer is worth: part scores in 0 … 1, weights, and the shapings that combine them.
 
-The law: with the default weights gold earns exactly 1.0, an answer without right content at most
+The law: with the default rules gold earns exactly 1.0, an answer without right content at most
 `FORMAT_ONLY`, and a right board or best move with wrong company at most 0.6. A guess that is
 right is content, and is paid; `docs/rewards.md` says how often that is.
 Everything that enters a reward is a part; nothing here looks at text, at a board or at an engine.
@@ -79,14 +79,16 @@ class RewardRules:
             raise ConfigError(f"reward shaping {self.shaping!r} is unknown; choose one of {known}")
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "shaping":
+            if field.name in ("shaping", "p_best_scale"):
                 continue
             if not math.isfinite(value):
                 raise ConfigError(f"{field.name} is {value}; give a finite number")
             if value < 0 and not field.name.endswith("_malformed"):
                 raise ConfigError(f"{field.name} is {value}; a weight is at least 0")
-        if self.p_best_scale == 0:
-            raise ConfigError("p_best_scale is 0; give a win probability above 0, as 0.02")
+        if not 0 < self.p_best_scale <= 1:
+            raise ConfigError(
+                f"p_best_scale is {self.p_best_scale}; give a win probability above 0, up to 1"
+            )
         for task, weights in (("P", self.p_weights), ("A", self.a_weights)):
             if math.fsum(weights.values()) <= 0:
                 raise ConfigError(

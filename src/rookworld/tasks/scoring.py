@@ -21,8 +21,9 @@ from rookworld.tasks.policy import POLICY
 from rookworld.tasks.reward import RewardRules
 from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow, Verdict
 
-AT_ONCE = 4
-"""Questions that a worker is handed together."""
+PIECES_EACH = 4
+"""Pieces of a batch for each worker, if it has so many questions: one with slow answers in it
+should not keep the others waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,8 @@ class Workers:
 
     def begin(self, scorer: Scorer, questions: Sequence[Question]) -> Callable[[], list[Scores]]:
         """Start scoring; the function returned waits for the result."""
-        pieces = [questions[at : at + AT_ONCE] for at in range(0, len(questions), AT_ONCE)]
+        size = max(1, -(-len(questions) // (PIECES_EACH * self.count)))
+        pieces = [questions[at : at + size] for at in range(0, len(questions), size)]
         pool = self.pool
         try:
             with interrupts_held():  # a submit may start a worker, which inherits the mask
