@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from rookworld.grpo.advantages import AdvantageSettings, field_advantages, next_worths
 from rookworld.model.tokenizer import Tokenizer
-from rookworld.rollout import promised
+from rookworld.rollout import begun_stages
 from rookworld.tasks.environment import ENVIRONMENT, transition
 from rookworld.tasks.outlook import USUAL_ACCURACY, USUAL_HITS, outlooks
 from rookworld.tasks.policy import POLICY
@@ -71,9 +72,9 @@ def test_an_echo_or_a_doubled_space_moves_no_promise_forward(tiny_folder: Path) 
     """Where a stage begins, its promise must not know the token that stands there."""
     tokenizer = Tokenizer.load(tiny_folder)
     echoed = " M:" + GOLD
-    ids = [[*tokenizer.encode(echoed), tokenizer.eos]]
-    found = promised(ids, [outlooks(ROW, echoed, RULES)], tokenizer)
-    assert found.stages[0, :7].tolist() == [0, 0, 1, 2, 3, 4, 4]
+    ids = np.array([[*tokenizer.encode(echoed), tokenizer.eos]])
+    _, stages = begun_stages(ids, [outlooks(ROW, echoed, RULES)], tokenizer)
+    assert stages[0, :7].tolist() == [0, 0, 1, 2, 3, 4, 4]
     assert worths(echoed) == worths(GOLD)
     doubled = [one.stage for one in outlooks(ROW, GOLD.replace(" g1f3", "  g1f3"), RULES)]
     assert doubled == [1, 2, 5]
@@ -165,25 +166,26 @@ def test_tokens_know_their_stage(tiny_folder: Path) -> None:
     broken = " e2e4 d2d4"
     ids = [[*tokenizer.encode(text), tokenizer.eos] for text in (GOLD, broken)]
     padded = [row + [tokenizer.eos] * (len(ids[0]) - len(row)) for row in ids]
-    found = promised(padded, [outlooks(ROW, text, RULES) for text in (GOLD, broken)], tokenizer)
-    assert found.stages[0].tolist() == [0, 1, 2, 3, 4, 4] + [5] * 8
-    assert found.stages[1, :2].tolist() == [0, 1]
-    assert found.worths[0].tolist() == worths(GOLD)
-    assert found.worths[1].isnan().tolist() == [False, True, True, True, True]
+    begun = [outlooks(ROW, text, RULES) for text in (GOLD, broken)]
+    found, stages = begun_stages(np.array(padded), begun, tokenizer)
+    assert stages[0].tolist() == [0, 1, 2, 3, 4, 4] + [5] * 8
+    assert stages[1, :2].tolist() == [0, 1]
+    assert found[0].tolist() == worths(GOLD)
+    assert np.isnan(found[1]).tolist() == [False, True, True, True, True]
     row = transition(START, "e2e4")
     gold = ENVIRONMENT.answer(row, "compact")
-    ids = [[*tokenizer.encode(gold), tokenizer.eos]]
-    played = promised(ids, [outlooks(row, gold, RULES)], tokenizer)
-    stages = played.stages[0].tolist()
-    assert stages == sorted(stages) and 3 <= sum(stages) <= 8 and stages[-1] == 1
+    only = np.array([[*tokenizer.encode(gold), tokenizer.eos]])
+    _, played = begun_stages(only, [outlooks(row, gold, RULES)], tokenizer)
+    line = played[0].tolist()
+    assert line == sorted(line) and 3 <= sum(line) <= 8 and line[-1] == 1
     assert " 0.001" in {text for text, held in zip_vocabulary(tokenizer, ".") if held}
 
 
 def test_ids_that_the_tokenizer_does_not_know_promise_nothing(tiny_folder: Path) -> None:
     tokenizer = Tokenizer.load(tiny_folder)
-    unknown = [tokenizer.vocab_size + 7] * 4
-    found = promised([unknown], [outlooks(ROW, GOLD, RULES)], tokenizer)
-    assert not found.stages.any() and found.worths.isnan().all()
+    unknown = np.full((1, 4), tokenizer.vocab_size + 7)
+    found, stages = begun_stages(unknown, [outlooks(ROW, GOLD, RULES)], tokenizer)
+    assert not stages.any() and np.isnan(found).all()
 
 
 def zip_vocabulary(tokenizer: Tokenizer, sign: str) -> list[tuple[str, bool]]:

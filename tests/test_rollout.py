@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,7 +23,8 @@ from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.packs import laid, micro_packs, pack
 from rookworld.passes import Known, Learner, look_ahead, prepare
-from rookworld.rollout import Collector, Prompts, collect, prompt_text
+from rookworld.rollout import Collector, Prompts, begun_stages, collect, prompt_text
+from rookworld.tasks.outlook import outlooks
 from rookworld.tasks.reward import RewardRules
 from tiny_training import judge_by, share_of_low_moves, tiny_rows, tiny_settings
 
@@ -255,3 +257,17 @@ def test_tables_of_various_widths_lie_in_one(widths: tuple[int, ...]) -> None:
     assert found.shape == (len(widths), 2, 5)
     for one, table in zip(found, tables, strict=True):
         assert one.tolist() == [[*row, *[-1] * (5 - len(row))] for row in table.tolist()]
+
+
+def test_promises_of_many_are_those_of_each_group_alone(model: GPT2, tokenizer: Tokenizer) -> None:
+    collector = replace(collector_of(model, tokenizer), by_field=True)
+    prompts = Prompts(tiny_rows(), tokenizer, 0.5, seed=0).take(8)
+    groups = collector.groups(prompts, step=0, progress=1.0)
+    assert len({group.tokens.shape[1] for group in groups}) > 1
+    for group in groups:
+        found = [outlooks(group.prompt.row, text, collector.rules) for text in group.texts]
+        worths, stages = begun_stages(group.tokens.numpy(), found, tokenizer)
+        assert group.promises is not None
+        np.testing.assert_array_equal(group.promises.worths.numpy(), worths)
+        np.testing.assert_array_equal(group.promises.stages.numpy(), stages)
+    assert any(bool(group.promises.stages.any()) for group in groups if group.promises)

@@ -182,17 +182,16 @@ def micro_packs(groups: Sequence[Sampled], budget: int, multiple: int = 1) -> li
         return (group.tokens.shape[1], len(group.prompt.ids), group.prompt.key)
 
     packs: list[list[Sampled]] = []
+    narrowest = longest = 0
     for group in sorted(groups, key=size):
-        width = group.tokens.shape[1]
-        k = len(group.lengths)
-        if packs:
-            lines = [*packs[-1], group]
-            head = rounded_up(max(size(one)[1] for one in lines), multiple)
-            # an answer's last token is never fed
-            tail = rounded_up(width - 1, multiple)
-            uneven = width > 2 * size(packs[-1][0])[0]
-            if not uneven and len(lines) * (head + k * tail) <= budget:
-                packs[-1].append(group)
-                continue
-        packs.append([group])
+        width, prompt, _ = size(group)
+        head = rounded_up(max(longest, prompt), multiple)
+        # an answer's last token is never fed
+        line = head + len(group.lengths) * rounded_up(width - 1, multiple)
+        if packs and width <= 2 * narrowest and (len(packs[-1]) + 1) * line <= budget:
+            packs[-1].append(group)
+            longest = max(longest, prompt)
+        else:
+            packs.append([group])
+            narrowest, longest = width, prompt
     return packs

@@ -109,23 +109,26 @@ class Prompts:
 
     def take(self, count: int) -> list[Prompt]:
         """The next `count` prompts; the stream wraps and is reshuffled at every wrap."""
-        taken = [self.at(self.position + place) for place in range(count)]
+        places = range(self.position, self.position + count)
+        asked = [self.at(place) for place in places]
+        texts = [prompt_text(row, self.tokenizer) for _, row in asked]
         self.position += count
-        return taken
+        return [
+            Prompt(letter, row, tuple(ids), place)
+            for (letter, row), ids, place in zip(
+                asked, self.tokenizer.encode_batch(texts), places, strict=True
+            )
+        ]
 
-    def at(self, place: int) -> Prompt:
-        """The prompt at a place of the stream."""
+    def at(self, place: int) -> tuple[str, PolicyRow | EnvironmentRow]:
+        """The task and the row at a place of the stream."""
         # environment prompts are spread evenly: the n-th comes when ratio × place passes n
         before = int(place * self.ratio + 1e-9)
         is_env = int((place + 1) * self.ratio + 1e-9) > before
         letter, nth = ("A", before) if is_env else ("P", place - before)
         pile = self.piles[letter]
         order = _order(len(pile), self.seed, nth // len(pile), LETTERS.index(letter))
-        row = pile[int(order[nth % len(pile)])]
-        return Prompt(letter, row, self.encode(letter, row), place)
-
-    def encode(self, letter: str, row: PolicyRow | EnvironmentRow) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(prompt_text(row, self.tokenizer)))
+        return letter, pile[int(order[nth % len(pile)])]
 
 
 @lru_cache(maxsize=8)
@@ -177,11 +180,7 @@ class Collector:
             begun.append((answers, questions, self.begin(scorer, questions)))
             self.meanwhile(answers)
             self.clock("score")
-        groups = [
-            self.group(answer, question, scores)
-            for answers, questions, scored in begun
-            for answer, question, scores in zip(answers, questions, scored(), strict=True)
-        ]
+        groups = [group for one in begun for group in self.judged(*one)]
         self.clock("score")
         return [group for _, group in sorted(zip(order, groups, strict=True), key=lambda x: x[0])]
 
@@ -199,7 +198,7 @@ class Collector:
             dtype=self.dtype,
         )
         lengths = samples.lengths.tolist()
-        ids = samples.tokens.tolist()
+        ids = samples.tokens.cpu().numpy()
         finished = samples.finished.tolist()
         found = []
         for place, prompt in enumerate(prompts):
@@ -212,7 +211,7 @@ class Collector:
                     samples.lengths[mine],
                     samples.logp[mine, :longest],
                     samples.entropy[mine, :longest],
-                    [row[:longest] for row in ids[mine]],
+                    ids[mine],
                     lengths[mine],
                     tuple(finished[mine]),
                 )
@@ -225,7 +224,7 @@ class Collector:
             [
                 row[:length]
                 for one in answers
-                for row, length in zip(one.ids, one.counts, strict=True)
+                for row, length in zip(one.ids.tolist(), one.counts, strict=True)
             ]
         )
         return [
@@ -247,18 +246,33 @@ class Collector:
 
         return asked
 
-    def group(self, answers: Answers, question: Question, scores: Scores) -> Group:
-        return Group(
-            answers.prompt,
-            answers.tokens,
-            answers.lengths,
-            answers.logp,
-            answers.entropy,
-            question.finished,
-            question.texts,
-            scores.verdicts,
-            promised(answers.ids, scores.outlooks, self.tokenizer) if self.by_field else None,
-        )
+    def judged(
+        self,
+        answers: Sequence[Answers],
+        questions: Sequence[Question],
+        scored: Callable[[], list[Scores]],
+    ) -> list[Group]:
+        """Answers with their verdicts, when these are there."""
+        scores = scored()
+        promises: Sequence[Promises | None] = [None] * len(answers)
+        if self.by_field:
+            promises = promised(answers, [one.outlooks for one in scores], self.tokenizer)
+        return [
+            Group(
+                one.prompt,
+                one.tokens,
+                one.lengths,
+                one.logp,
+                one.entropy,
+                question.finished,
+                question.texts,
+                found.verdicts,
+                promise,
+            )
+            for one, question, found, promise in zip(
+                answers, questions, scores, promises, strict=True
+            )
+        ]
 
 
 @dataclass(frozen=True)
@@ -270,36 +284,56 @@ class Answers:
     lengths: Tensor
     logp: Tensor
     entropy: Tensor
-    ids: list[list[int]]
-    """K × T of `tokens`, on the host."""
+    ids: NDArray[np.int64]
+    """[K, T or more] `tokens` on the host."""
     counts: list[int]
     """K of `lengths`, on the host."""
     finished: tuple[bool, ...]
 
 
 def promised(
-    answers: Sequence[Sequence[int]],
-    found: Sequence[Sequence[Outlook]],
+    answers: Sequence[Answers],
+    found: Sequence[Sequence[Sequence[Outlook]]],
     tokenizer: Tokenizer,
-) -> Promises:
-    """Outlooks of one prompt's answers, and the tokens from which they hold."""
-    ids = np.array(answers)
-    worths = np.full((len(answers), STAGES - 1), np.nan)
+) -> list[Promises]:
+    """Outlooks of the answers to each prompt, and the tokens from which they hold."""
+    ids = np.concatenate([one.ids for one in answers])
+    of_each = [outlooks for group in found for outlooks in group]
+    worths, stages = begun_stages(ids, of_each, tokenizer)
+    promises = []
+    for number, one in enumerate(answers):
+        k = len(one.counts)
+        mine = slice(number * k, (number + 1) * k)
+        reach = stages[mine, : one.tokens.shape[1]]
+        promises.append(Promises(torch.from_numpy(worths[mine]), torch.from_numpy(reach)))
+    return promises
+
+
+def begun_stages(
+    ids: NDArray[np.int64], found: Sequence[Sequence[Outlook]], tokenizer: Tokenizer
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """What each answer was worth at each stage, and to which stage each of its tokens belongs.
+
+    All answers at once: a call for each took longer than judging them.
+    """
+    worths = np.full((len(ids), STAGES - 1), np.nan)
     stages = np.zeros(ids.shape, dtype=np.int64)
-    listed = [(number, outlook) for number, outlooks in enumerate(found) for outlook in outlooks]
-    if listed:
-        # a model may have more ids than the tokenizer has tokens: they hold nothing
-        known = np.minimum(ids, tokenizer.vocab_size)
-        seen = np.stack([holding(tokenizer, sign)[known].cumsum(1) for sign in SIGNS])
-        sign = [SIGNS.index(outlook.sign) for _, outlook in listed]
-        nth = np.array([outlook.nth for _, outlook in listed])
-        # a group at a time: a call for every outlook took longer than the judging of answers
-        before = (seen[sign, [number for number, _ in listed]] < nth[:, None]).sum(1)
-        for (number, outlook), place in zip(listed, before.tolist(), strict=True):
-            if place < ids.shape[1]:
-                worths[number, outlook.stage - 1] = outlook.worth
-                stages[number, place:] = outlook.stage
-    return Promises(torch.from_numpy(worths), torch.from_numpy(stages))
+    listed = [outlook for outlooks in found for outlook in outlooks]
+    if not listed:
+        return worths, stages
+    number = np.repeat(np.arange(len(ids)), [len(outlooks) for outlooks in found])
+    stage = np.array([outlook.stage for outlook in listed])
+    # a model may have more ids than the tokenizer has tokens: they hold nothing
+    known = np.minimum(ids, tokenizer.vocab_size)
+    seen = np.stack([holding(tokenizer, sign)[known].cumsum(1) for sign in SIGNS])
+    sign = [SIGNS.index(outlook.sign) for outlook in listed]
+    nth = np.array([outlook.nth for outlook in listed])
+    place = (seen[sign, number] < nth[:, None]).sum(1)
+    came = place < ids.shape[1]
+    number, stage, place = number[came], stage[came], place[came]
+    worths[number, stage - 1] = np.array([outlook.worth for outlook in listed])[came]
+    np.maximum.at(stages, (number, place), stage)
+    return worths, np.maximum.accumulate(stages, axis=1)
 
 
 @lru_cache(maxsize=8)

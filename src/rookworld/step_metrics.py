@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -59,19 +59,18 @@ def reward_metrics(collected: Collected) -> Metrics:
     """Means over all ranks: of the reward, by task, and of every part; NaN without any answer."""
     sums: dict[str, list[float]] = {}
 
-    def add(name: str, value: float) -> None:
-        entry = sums.setdefault(name, [0.0, 0.0])
-        entry[0] += value
-        entry[1] += 1
+    def add(name: str, values: Iterable[float], count: int) -> None:
+        if count:
+            sums[name] = [math.fsum(values), float(count)]
 
-    for group in collected.groups:
-        letter = group.prompt.letter
-        for verdict in group.verdicts:
-            add("reward/mean", verdict.total)
-            add("square", verdict.total**2)
-            add(f"reward/{letter}", verdict.total)
-            for part, value in verdict.parts.items():
-                add(f"reward/{letter}/{part}", value)
+    totals = [reward for group in collected.groups for reward in group.rewards]
+    add("reward/mean", totals, len(totals))
+    add("square", (total**2 for total in totals), len(totals))
+    for letter in LETTERS:
+        judged = [v for g in collected.groups if g.prompt.letter == letter for v in g.verdicts]
+        add(f"reward/{letter}", (one.total for one in judged), len(judged))
+        for part in judged[0].parts if judged else ():
+            add(f"reward/{letter}/{part}", (one.parts[part] for one in judged), len(judged))
     means = {"reward/mean": math.nan} | distributed.mean_by_name(sums)
     square = means.pop("square", math.nan)
     means["reward/std"] = max(0.0, square - means["reward/mean"] ** 2) ** 0.5
