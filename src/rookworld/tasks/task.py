@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeVar
 
 import chess
 
@@ -49,9 +49,11 @@ class EnvironmentRow:
     kind: str
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What an answer is worth, the part scores (each 0 … 1) that made it so, and why, in words."""
+class Verdict(NamedTuple):
+    """What an answer is worth, the part scores (each 0 … 1) that made it so, and why, in words.
+
+    A tuple, as thousands cross between processes.
+    """
 
     total: float
     parts: dict[str, float]
