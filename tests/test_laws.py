@@ -182,3 +182,5 @@ def test_a_dry_run_says_the_plan_and_writes_nothing(
     assert "rows: 8 P, 4 A; first batch PAPA" in shown
     assert "150 steps of 4 prompts × 3 answers" in shown
     assert not (tmp_path / "run").exists()
+    assert main(["train", *flags, "--batch-size", "100", "--dry-run"]) == 0
+    assert "first batch 50 P and 50 A" in capsys.readouterr().out

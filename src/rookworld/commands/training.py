@@ -98,10 +98,12 @@ def dry_run(settings: TrainSettings, rows: Rows) -> int:
     folder = resolve_folder(settings.model)
     shape, tokenizer = read_config(folder), Tokenizer.load(folder)
     prompts = Prompts(rows, tokenizer, settings.mix_env_ratio, settings.seed)
-    letters = [prompt.letter for prompt in prompts.take(settings.batch_size)]
+    letters = "".join(prompt.letter for prompt in prompts.take(settings.batch_size))
+    if len(letters) > 64:
+        letters = f"{letters.count('P')} P and {letters.count('A')} A"
     counts = {letter: len(pile) for letter, pile in prompts.piles.items()}
     print(f"model: {shape.n_layer} layers, width {shape.n_embd}, {tokenizer.style} tokenizer")
-    print(f"rows: {counts['P']:,} P, {counts['A']:,} A; first batch {''.join(letters)}")
+    print(f"rows: {counts['P']:,} P, {counts['A']:,} A; first batch {letters}")
     print(
         f"plan: {settings.steps} steps of {settings.batch_size} prompts × {settings.k_samples} "
         f"answers, evaluation every {settings.eval_every}, checkpoint every {settings.save_every}"
