@@ -52,7 +52,7 @@ class EnvironmentRow:
 class Verdict(NamedTuple):
     """What an answer is worth, the part scores (each 0 … 1) that made it so, and why, in words.
 
-    A tuple, as thousands cross between processes.
+    All verdicts of a task have the same parts. A tuple, as thousands cross between processes.
     """
 
     total: float
