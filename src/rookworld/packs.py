@@ -140,11 +140,11 @@ def pack(groups: Sequence[Answered], eos: int, multiple: int = 1) -> Pack:
 
 
 def sent(numbers: Tensor, device: torch.device) -> Tensor:
-    """The host's numbers on a device, without waiting for what it is still doing.
+    """The host's numbers on a device, without waiting for what a GPU is still doing.
 
-    They are read before this returns, so they may change or go afterwards.
+    CUDA has read them when this returns, so they may change or go afterwards.
     """
-    return numbers.to(device, non_blocking=True)
+    return numbers.to(device, non_blocking=device.type == "cuda")
 
 
 def laid(tables: Sequence[Tensor], width: int, fill: float) -> Tensor:

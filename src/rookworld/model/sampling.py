@@ -310,7 +310,7 @@ class _Look:
             self.seen = done.to("cpu", copy=True)
 
     def done(self) -> Tensor:
-        """[groups, width]; the one place where the host waits for the device."""
+        """[groups, width]; waits for the device, but not for what it was given since."""
         if self.event is not None:
             self.event.synchronize()
         return self.seen
