@@ -96,6 +96,17 @@ def test_the_number_of_ranks_may_change_on_resume(
 
 
 @pytest.mark.slow
+def test_two_ranks_go_the_way_of_one_with_the_embedded_model(tmp_path: Path) -> None:
+    """Thousands of its tokens are never sampled: their gradients are rounding and hardly more."""
+    small = "--batch-size 4 --k-samples 2 --eval-policy-rows 1 --eval-environment-rows 0"
+    rare = "--eval-mates 0 --eval-every 0 --save-every 50 --seed 3"
+    for count in (1, 2):
+        args = f"train --steps 20 --device cpu --dtype float32 {small} {rare}"
+        run_ranks([*args.split(), "--out", str(tmp_path / str(count))], tmp_path / "log", count)
+    assert_same_trajectory(tmp_path / "2", tmp_path / "1", 20)
+
+
+@pytest.mark.slow
 def test_two_ranks_with_a_value_head_go_the_way_of_one(warm_folder: Path, tmp_path: Path) -> None:
     rows, log = write_jsonl(tmp_path / "rows.jsonl", tiny_rows()), tmp_path / "log"
     for count in (1, 2):

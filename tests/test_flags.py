@@ -203,6 +203,7 @@ BY_THE_STATE: list[tuple[str, Callable[[State, TrainSettings], Any], Any]] = [
     ("--seed 4", lambda state, s: state.prompts.seed, 4),
     ("--mix-env-ratio 0.5", lambda state, s: state.prompts.ratio, 0.5),
     ("--weight-decay 0.3", lambda state, s: state.optimizer.param_groups[0]["weight_decay"], 0.3),
+    ("--adam-eps 1e-5", lambda state, s: state.optimizer.param_groups[0]["eps"], 1e-5),
     ("--lr 0.5 --lr-warmup-steps 0", lambda state, s: lr_at(state, s), 0.5),
     ("--lr 0.5 --lr-warmup-steps 5", lambda state, s: lr_at(state, s), 0.1),
     ("--gae", lambda state, s: state.learner.value_head is not None, True),

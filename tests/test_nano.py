@@ -16,6 +16,7 @@ from rookworld.evaluate import environment_scores, policy_scores
 from rookworld.model.sampling import Sampling, sample
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder
+from rookworld.presets import TRAIN_PRESETS
 from rookworld.rollout import prompt_text
 from rookworld.tasks.reward import RewardRules
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
@@ -89,9 +90,31 @@ def test_its_answers_are_worth_improving(nano: Path) -> None:
     assert mean("exact", moves) > 0.9
 
 
+FEW = [
+    "--steps",
+    "1",
+    "--batch-size",
+    "2",
+    "--k-samples",
+    "2",
+    "--device",
+    "cpu",
+    "--eval-policy-rows",
+    "4",
+    "--eval-environment-rows",
+    "2",
+    "--eval-mates",
+    "0",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", TRAIN_PRESETS)
+def test_every_preset_trains_it(preset: str, tmp_path: Path) -> None:
+    assert main(["train", "--preset", preset, *FEW, "--out", str(tmp_path / "run")]) == 0
+
+
 def test_training_without_a_model_starts_from_it(tmp_path: Path) -> None:
-    few = ["--steps", "1", "--batch-size", "2", "--k-samples", "2", "--device", "cpu"]
-    few += ["--eval-policy-rows", "4", "--eval-environment-rows", "2"]
-    assert main(["train", *few, "--out", str(tmp_path / "run")]) == 0
+    assert main(["train", *FEW, "--out", str(tmp_path / "run")]) == 0
     assert json.loads((tmp_path / "run" / "config.json").read_text())["model"] == "nano"
     assert load_model(str(tmp_path / "run" / "final")).config.n_layer == 6

@@ -244,10 +244,16 @@ def test_a_row_that_is_done_does_not_outrun_the_positions(model: GPT2) -> None:
     assert samples.lengths.tolist() == [2, 40]
 
 
+def test_an_answer_ends_at_the_last_position(model: GPT2) -> None:
+    """A maximum that only a longer model has room for is no mistake: `--preset mini`, `nano`."""
+    samples = sample(model, _prompts([4, 45, 55]), settings=GREEDY, eos=NEVER, seed=0)
+    assert samples.lengths.tolist() == [12, 11, 1]
+    assert not samples.finished.any()
+
+
 def test_what_does_not_fit_is_refused_by_both_numbers(model: GPT2) -> None:
-    sample(model, _prompts([44]), settings=GREEDY, eos=NEVER, seed=0)
-    with pytest.raises(ModelError, match=r"45 tokens and 12 new ones need 57 positions.* has 56"):
-        sample(model, _prompts([4, 45]), settings=GREEDY, eos=NEVER, seed=0)
+    with pytest.raises(ModelError, match=r"56 tokens leaves no room .* has 56 positions"):
+        sample(model, _prompts([4, 56]), settings=GREEDY, eos=NEVER, seed=0)
     with pytest.raises(ModelError, match="no tokens"):
         sample(model, [[1], []], settings=GREEDY, eos=NEVER, seed=0)
     with pytest.raises(ModelError, match=r"ids 3 to 61, the model 61 tokens"):

@@ -197,6 +197,9 @@ class TrainSettings(RewardWeights):
     least noisy: what a short run on few prompts can afford (give them a larger --lr)."""
     weight_decay: float = 0.0
     """AdamW's decay."""
+    adam_eps: float = 1e-6
+    """AdamW: gradients well below it hardly move their weight. They are mostly rounding, which
+    steps of full size would follow wherever it points."""
     clip_norm: float = 1.0
     """Largest gradient norm."""
     updates_per_rollout: int = 1

@@ -123,6 +123,7 @@ def new_state(
         ],
         lr=settings.lr,
         betas=(0.9, 0.95),
+        eps=settings.adam_eps,
         weight_decay=settings.weight_decay,
         fused=device.type == "cuda" or not settings.shard,
     )

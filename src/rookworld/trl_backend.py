@@ -140,6 +140,7 @@ class PhaseTrainer(GRPOTrainer):  # type: ignore[misc]
                 self.model.parameters(),
                 lr=settings.lr,
                 betas=(0.9, 0.95),
+                eps=settings.adam_eps,
                 weight_decay=settings.weight_decay,
                 fused=self.session.device.type == "cuda",
             )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -45,7 +45,7 @@ class Sampling:
     top_p: float = 1.0
     """only the most probable tokens that reach this mass; 1 keeps all"""
     max_new_tokens: int = 128
-    """an answer ends here if no end token came before"""
+    """an answer ends here, or at the model's last position, if no end token came before"""
 
     def __post_init__(self) -> None:
         if not (self.temperature >= 0 and math.isfinite(self.temperature)):
@@ -184,9 +184,8 @@ class Sampler:
         firsts = [first_sample] * count if isinstance(first_sample, int) else first_sample
         names = range(count) if keys is None else keys
         places = range(0, count * k, k)
-        queue = [_Prompt(*q) for q in zip(prompts, each, names, firsts, places, strict=True)]
-        for prompt in queue:
-            self._check(prompt)
+        all_of_them = zip(prompts, each, names, firsts, places, strict=True)
+        queue = [self._checked(_Prompt(*one)) for one in all_of_them]
         limits = [prompt.settings.max_new_tokens for prompt in queue for _ in range(k)]
         result = _Result(limits, eos, self.weights.device)
         queue.sort(key=lambda prompt: len(prompt.ids))
@@ -197,22 +196,25 @@ class Sampler:
                 self._sample_part(part, result)
         return result.samples()
 
-    def _check(self, prompt: _Prompt) -> None:
+    def _checked(self, prompt: _Prompt) -> _Prompt:
         """Refuse what the model has no embedding for, before a device assertion does."""
         config, new = self.weights.config, prompt.settings.max_new_tokens
         if not prompt.ids:
             raise ModelError("a prompt has no tokens: it needs at least one to be continued")
-        if len(prompt.ids) + new > config.n_positions:
+        room = config.n_positions - len(prompt.ids)
+        if room < 1:
             raise ModelError(
-                f"a prompt of {len(prompt.ids)} tokens and {new} new ones need "
-                f"{len(prompt.ids) + new} positions, the model has {config.n_positions}: "
-                f"allow at most {max(0, config.n_positions - len(prompt.ids))} new tokens"
+                f"a prompt of {len(prompt.ids)} tokens leaves no room for an answer: "
+                f"the model has {config.n_positions} positions"
             )
         if not 0 <= min(prompt.ids) <= max(prompt.ids) < config.vocab_size:
             raise ModelError(
                 f"a prompt has token ids {min(prompt.ids)} to {max(prompt.ids)}, the model "
                 f"{config.vocab_size} tokens: is the tokenizer another model's?"
             )
+        if new <= room:
+            return prompt
+        return prompt._replace(settings=replace(prompt.settings, max_new_tokens=room))
 
     def _sample_part(self, part: _Part, result: _Result) -> None:
         stepper = self.stepper if part.constraint is None else self.eager
