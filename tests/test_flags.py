@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rookworld import credit, distributed, evaluate, passes, trainer_state, update
 from rookworld import train as loop
 from rookworld.commands import judging
-from rookworld.commands.training import Recorder, measure, read_rows, read_settings
+from rookworld.commands.training import Recorder, held_out, read_rows, read_settings
 from rookworld.errors import ConfigError
 from rookworld.model.weights import load_model
 from rookworld.passes import Learner
@@ -315,7 +315,7 @@ def test_evaluation_flags_choose_the_held_out_rows(monkeypatch: pytest.MonkeyPat
     asked: dict[str, Any] = {}
     monkeypatch.setattr(evaluate, "held_out_from", lambda source, **n: asked.update(n, of=source))
     flags = "--held-out x --eval-policy-rows 3 --eval-environment-rows 4 --eval-mates 5"
-    measure(read_settings(flags.split(), "rookworld train"))
+    held_out(read_settings(flags.split(), "rookworld train"))
     assert asked == {"of": "x", "n_policy": 3, "n_environment": 4, "n_mates": 5}
 
 

@@ -184,3 +184,15 @@ def test_a_dry_run_says_the_plan_and_writes_nothing(
     assert not (tmp_path / "run").exists()
     assert main(["train", *flags, "--batch-size", "100", "--dry-run"]) == 0
     assert "first batch 50 P and 50 A" in capsys.readouterr().out
+
+
+def test_held_out_rows_that_are_trained_on_are_a_warning(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = ["--eval-mates", "0", "--dry-run"]
+    assert main(["train", *flags, *few]) == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert "positions of --held-out" in line
+    assert "what is trained on measures nothing" in line
+    assert main(["train", *flags[:4], *flags[6:], *few]) == 0
+    assert "warning" not in capsys.readouterr().err

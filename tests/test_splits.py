@@ -8,7 +8,7 @@ import chess
 import pytest
 
 from rookworld.data.rows import Row
-from rookworld.data.splits import split_name, split_rows
+from rookworld.data.splits import seen_positions, split_name, split_rows
 from rookworld.errors import ConfigError
 from rookworld.tasks.environment import transition
 from rookworld.tasks.notation import position_key
@@ -55,3 +55,13 @@ def test_shares_are_relative_and_checked() -> None:
     for shares in ({}, {"train": -1.0, "test": 2.0}, {"train": 0.0}):
         with pytest.raises(ConfigError, match="shares of a split"):
             split_rows([], 0, shares)
+
+
+def test_positions_are_seen_whatever_their_task_and_counters() -> None:
+    rows = some_rows(20)
+    later = PolicyRow(chess.STARTING_FEN.replace("0 1", "7 9"), (), ())
+    assert seen_positions(rows, [later, *rows[2:6]]) == (3, 3)
+    parts = split_rows(rows)
+    tested = len({position_key(row.fen) for row in parts["test"]})
+    assert seen_positions(parts["train"], parts["test"]) == (0, tested)
+    assert seen_positions(rows, []) == (0, 0)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from rookworld.data.rows import task_name
+from rookworld.data.splits import seen_positions
 from rookworld.errors import ConfigError, DataError
 from rookworld.evaluate import HeldOut
 from rookworld.settings import TrainSettings
-from rookworld.tasks.notation import position_key
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
 
 INSTALL = 'pip install "rookworld[trl]"'
@@ -125,15 +125,22 @@ def check_rows(
                 f"no {letter}: rows in --data {' '.join(settings.data)}, but --mix-env-ratio "
                 f"{settings.mix_env_ratio} asks for them"
             )
-    trained = {position_key(row.fen) for row in rows}
-    tested = {position_key(row.fen) for row in held.policy}
-    tested |= {position_key(row.fen) for row in held.environment}
-    if shared := len(trained & tested):
-        raise DataError(
-            f"{shared} of {len(tested)} positions of --held-out {settings.held_out} are also in "
-            f"--data {' '.join(settings.data)}: what is trained on measures nothing"
-        )
+    if seen := trained_on(settings, rows, held):
+        raise DataError(seen)
     return counts
+
+
+def trained_on(
+    settings: TrainSettings, rows: Sequence[PolicyRow | EnvironmentRow], held: HeldOut
+) -> str | None:
+    """What is wrong with held-out rows if positions of theirs are trained on, None if none is."""
+    shared, tested = seen_positions(rows, [*held.policy, *held.environment])
+    if not shared:
+        return None
+    return (
+        f"{shared} of {tested} positions of --held-out {settings.held_out} are also in "
+        f"--data {' '.join(settings.data)}: what is trained on measures nothing"
+    )
 
 
 def plan(

@@ -54,12 +54,14 @@ def train(args: list[str]) -> int:
     changed = {name: value for name, value in plain.items() if start[name] != value}
     mark = short_hash(settings, ignore=("out", "resume", "dry_run"))
     say(banner("train", plain, changed, mark))
-    rows = read_rows(settings.data)
+    rows, held = read_rows(settings.data), held_out(settings)
     if settings.backend == "trl":
-        planned = trl_plan(settings, rows)
+        planned = trl_plan(settings, rows, held)
         if settings.dry_run:
             print("\n".join(planned))
             return 0
+    else:
+        warn_of_trained_on(settings, rows, held)
     if settings.dry_run:
         return dry_run(settings, rows)
     from rookworld import distributed
@@ -76,7 +78,7 @@ def train(args: list[str]) -> int:
             Recorder(settings) as record,
         ):
             hooks = watch(settings, progress, evaluations, record)
-            final = begin(settings, rows, measure(settings), judge, hooks)
+            final = begin(settings, rows, measure(settings, held), judge, hooks)
     except loop.Interrupted as stopped:
         say(str(stopped))
         return 130
@@ -111,11 +113,19 @@ def dry_run(settings: TrainSettings, rows: Rows) -> int:
     return 0
 
 
-def trl_plan(settings: TrainSettings, rows: Rows) -> list[str]:
+def warn_of_trained_on(settings: TrainSettings, rows: Rows, held: HeldOut) -> None:
+    """Say that held-out numbers mean nothing; learning rows by heart on purpose stays possible."""
+    from rookworld.trl_plan import trained_on
+
+    if seen := trained_on(settings, rows, held):
+        say(f"warning: {seen}")
+
+
+def trl_plan(settings: TrainSettings, rows: Rows, held: HeldOut) -> list[str]:
     """What a run with TRL would do; what would stop it is raised before anything is loaded."""
     from rookworld.trl_plan import plan
 
-    return plan(settings, rows, held_out(settings))
+    return plan(settings, rows, held)
 
 
 def trl_loop() -> Train:
@@ -139,13 +149,12 @@ def held_out(settings: TrainSettings) -> HeldOut:
     )
 
 
-def measure(settings: TrainSettings) -> Evaluate:
+def measure(settings: TrainSettings, held: HeldOut) -> Evaluate:
     """The run's held-out evaluation: the same rows every time."""
     from rookworld.answers import ModelAnswerer
     from rookworld.evaluate import evaluate
     from rookworld.trainer_state import reward_rules
 
-    held = held_out(settings)
     rules = reward_rules(settings)
 
     def run(model: Any, tokenizer: Any) -> Evaluation:
