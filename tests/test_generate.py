@@ -234,6 +234,17 @@ def test_excluded_positions_are_left_out_and_replaced(tmp_path: Path) -> None:
     assert not excluded & {position_key(row["fen"]) for row in rows}
 
 
+def test_an_excluded_file_is_remembered_by_what_is_in_it(tmp_path: Path) -> None:
+    held = tmp_path / "held.jsonl"
+    write_rows(held, [transition(chess.STARTING_FEN, "e2e4")])
+    settings = a_rows(tmp_path, rows=10, exclude=(held,))
+    first = generate(settings, quiet)
+    assert generate(settings, quiet) == first
+    write_rows(held, [transition(row["fen"], row["move"]) for row in iterate_parquet(settings.out)])
+    with pytest.raises(ConfigError, match="holds rows of other settings"):
+        generate(settings, quiet)
+
+
 def test_progress_ends_at_the_number_of_rows(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     generate(a_rows(tmp_path, rows=300), lambda done, rows: seen.append((done, rows)))

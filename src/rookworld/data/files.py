@@ -6,6 +6,7 @@ only where Parquet is touched, so JSONL and text work without it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -136,6 +137,15 @@ def read_fens(path: Path) -> list[str]:
         return [record["fen"] for record in read_records(path, ("fen",))]
     except (KeyError, TypeError) as error:
         raise DataError(f"{path}: a row without 'fen'") from error
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file's bytes."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def _parquet(path: Path) -> Any:

@@ -13,7 +13,7 @@ import itertools
 import math
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from rookworld.data.analyses import engine_game_rows, given_game_rows
 from rookworld.data.chunks import ChunkFolder, chunks_in_order
-from rookworld.data.files import file_origin, read_fens, write_records
+from rookworld.data.files import file_digest, file_origin, read_fens, write_records
 from rookworld.data.games import kept_games, read_games
 from rookworld.data.mates import mate_records, varied_mate
 from rookworld.data.positions import (
@@ -181,7 +181,7 @@ def generate(settings: GenerateSettings, progress: Callable[[int, int], None]) -
     Run again after an interruption it goes on; run again after the end it changes nothing.
     """
     origin = chunk_origin(settings)
-    result = {**origin, "rows": settings.wanted, "exclude": [p.name for p in settings.exclude]}
+    result = {**origin, "rows": settings.wanted, "exclude": contents(settings.exclude)}
     folder = ChunkFolder(settings.out.with_name(settings.out.name + ".parts"))
     if settings.out.exists():
         done = file_origin(settings.out) or {}
@@ -211,6 +211,11 @@ def generate(settings: GenerateSettings, progress: Callable[[int, int], None]) -
         write_records(settings.out, merged.records, settings.task, origin=note)
         folder.remove()
     return made
+
+
+def contents(files: Iterable[Path]) -> list[list[str]]:
+    """Name and digest of each file: one that has changed excludes other positions."""
+    return [[path.name, file_digest(path)] for path in files]
 
 
 class Merge:
