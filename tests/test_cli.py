@@ -11,9 +11,9 @@ import pytest
 
 from rookworld.cli import COMMANDS, main
 from rookworld.data.rows import row_text
-from rookworld.data.sources import load_rows
+from rookworld.data.sources import load_rows, write_rows
 from rookworld.tasks.policy import POLICY
-from rookworld.tasks.task import PolicyRow
+from rookworld.tasks.task import EnvironmentRow, PolicyRow
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,6 +46,7 @@ def test_help_of_a_command_loads_no_torch(command: str) -> None:
         (["eval"], "name a model"),
         (["score", "absent.jsonl"], "absent.jsonl: cannot be read"),
         (["data", "shwo"], "did you mean 'show'"),
+        (["data", "show", "a.jsonl", "b.jsonl"], "one source at a time, not a.jsonl b.jsonl"),
         (["data", "generate", "--task", "A", "--out", "rows.csv"], "rows.csv"),
     ],
 )
@@ -88,3 +89,22 @@ def test_data_show_prints_rows_and_counts(capsys: pytest.CaptureFixture[str]) ->
     shown = capsys.readouterr().out
     assert shown.count("P: ") >= 2
     assert "A/mate" in shown
+
+
+def test_data_pack_takes_every_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = load_rows("embedded:test")
+    policy = [row for row in rows if isinstance(row, PolicyRow)]
+    environment = [row for row in rows if isinstance(row, EnvironmentRow)]
+    one, two, both = (tmp_path / f"{name}.jsonl" for name in ("one", "two", "both"))
+    write_rows(one, policy[:2])
+    write_rows(two, policy[2:5])
+    write_rows(both, [*policy[5:6], *environment[:4]])
+    out = tmp_path / "rows.npz"
+    assert main(["data", "pack", str(one), str(two), "--out", str(out)]) == 0
+    assert capsys.readouterr().out.startswith(f"{out}: 5 rows")
+    assert main(["data", "pack", str(out), str(both), "--out", str(out)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split(" of ")[0] for line in shown] == [
+        f"{tmp_path / 'rows-P.npz'}: 6 rows",
+        f"{tmp_path / 'rows-A.npz'}: 4 rows",
+    ]

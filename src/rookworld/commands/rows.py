@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
@@ -15,6 +16,9 @@ from rookworld.data.imports import ImportSettings, import_rows
 from rookworld.data.show import ShowSettings
 from rookworld.data.show import show as show_rows
 from rookworld.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from rookworld.packing import Packed
 
 
 def data(args: list[str]) -> int:
@@ -62,7 +66,9 @@ def _import(args: list[str]) -> int:
 
 def _show(args: list[str]) -> int:
     sources, rest = leading(args)
-    flags = ["--source", sources[0], *rest] if sources else rest
+    if len(sources) > 1:
+        raise ConfigError(f"rookworld data show: one source at a time, not {' '.join(sources)}")
+    flags = ["--source", *sources, *rest] if sources else rest
     settings = parse(ShowSettings, flags, command="rookworld data show", default=ShowSettings())
     shown = show_rows(settings)
     for text in shown.texts:
@@ -80,10 +86,10 @@ def _show(args: list[str]) -> int:
 class PackSettings:
     """Turn rows into arrays once, for training on a machine without Parquet."""
 
-    source: str = "embedded:train"
-    """Rows: a file, embedded:PART, or a hub id."""
+    source: tuple[str, ...] = ("embedded:train",)
+    """Rows: files, embedded:PART, or hub ids, as one."""
     out: Path = Path("rows.npz")
-    """File to write."""
+    """File to write; rows of several tasks go to one each, with P, A or mate in its name."""
     tokenizer: str = "chess"
     """`chess`, or a folder or hub id with GPT-2's."""
     registers: int = 0
@@ -99,18 +105,33 @@ def _pack(args: list[str]) -> int:
     from rookworld.sources import pack_source, pick_tokenizer
 
     sources, rest = leading(args)
-    flags = ["--source", sources[0], *rest] if sources else rest
+    flags = ["--source", *sources, *rest] if sources else rest
     settings = parse(PackSettings, flags, command="rookworld data pack", default=PackSettings())
     tokenizer = pick_tokenizer(settings.tokenizer, settings.registers)
-    for packed, name in pack_source(
-        settings.source, tokenizer, hard=settings.hard_share, softness=settings.softness
-    ):
+    parts: dict[str, list[Packed]] = {}
+    for source in settings.source:
+        for packed, _ in pack_source(
+            source, tokenizer, hard=settings.hard_share, softness=settings.softness
+        ):
+            parts.setdefault(packed_task(packed), []).append(packed)
+    for name, same in parts.items():
         path = settings.out
-        if name:
+        if len(parts) > 1:
             path = settings.out.with_name(f"{settings.out.stem}-{name}{settings.out.suffix}")
-        packing.save_packed(packed, path)
-        print(f"{path}: {packing.summary(packed)}")
+        joined = packing.join(same)
+        packing.save_packed(joined, path)
+        print(f"{path}: {packing.summary(joined)}")
     return 0
+
+
+def packed_task(packed: Packed) -> str:
+    """The task of packed rows, by what they have to answer; a source may be packed already."""
+    from rookworld.packing import FIRST_MOVE, STATE
+
+    last = int(packed.fields.max())
+    if last >= STATE:
+        return "A"
+    return "mate" if last == FIRST_MOVE else "P"
 
 
 @dataclass(frozen=True, kw_only=True)
