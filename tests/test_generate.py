@@ -30,7 +30,7 @@ from rookworld.data.mates import (
     varied_mate,
 )
 from rookworld.data.playouts import WALKS, walk
-from rookworld.data.sources import write_rows
+from rookworld.data.sources import load_rows, write_rows
 from rookworld.data.transitions import Proportions, quotas, transition_records
 from rookworld.errors import ConfigError, DataError, EngineError
 from rookworld.tasks.engine import find_engine
@@ -243,6 +243,24 @@ def test_an_excluded_file_is_remembered_by_what_is_in_it(tmp_path: Path) -> None
     write_rows(held, [transition(row["fen"], row["move"]) for row in iterate_parquet(settings.out)])
     with pytest.raises(ConfigError, match="holds rows of other settings"):
         generate(settings, quiet)
+
+
+def test_embedded_rows_may_be_excluded_or_lend_their_positions(tmp_path: Path) -> None:
+    source = Path("embedded:test")
+    given = a_rows(tmp_path, rows=20, positions=(source,))
+    embedded = {position_key(row.fen) for row in load_rows("embedded:test")}
+    assert {position_key(row["fen"]) for row in made(given)} <= embedded
+    left = replace(given, exclude=(source,), out=tmp_path / "none.parquet")
+    report = generate(left, quiet)
+    assert report.rows == 0 and report.excluded > 2000
+
+
+@pytest.mark.parametrize("flag", ["exclude", "positions"])
+@pytest.mark.parametrize("name", ["nope.parquet", "nope.jsonl"])
+def test_a_missing_file_is_said_to_be_missing(tmp_path: Path, flag: str, name: str) -> None:
+    changes: dict[str, Any] = {flag: (tmp_path / name,)}
+    with pytest.raises(DataError, match=f"{name}: no such file"):
+        generate(a_rows(tmp_path, **changes), quiet)
 
 
 def test_progress_ends_at_the_number_of_rows(tmp_path: Path) -> None:

@@ -127,6 +127,8 @@ def read_records(path: Path, columns: Sequence[str] | None = None) -> list[Recor
     try:
         with path.open(encoding="utf-8") as lines:
             return [json.loads(line) for line in lines if line.strip()]
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: not a JSONL file ({error})") from error
 
@@ -154,5 +156,7 @@ def _parquet(path: Path) -> Any:
 
     try:
         return pq.ParquetFile(path)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(f"{path}: not a Parquet file ({error})") from error

@@ -34,6 +34,7 @@ from rookworld.data.positions import (
     played_record,
     positions_of,
 )
+from rookworld.data.sources import source_files
 from rookworld.data.transitions import Proportions, transition_records
 from rookworld.errors import ConfigError
 from rookworld.tasks.engine import Engine, EngineLost, find_engine
@@ -98,8 +99,9 @@ class GenerateSettings:
     line."""
 
     positions: tuple[Path, ...] = ()
-    """Files of rows (Parquet, JSONL) whose positions are used: P labels each of them, A plays one
-    move in each, mate changes a man or two and keeps those that still have a mate."""
+    """Rows whose positions are used (Parquet, JSONL, folders of them, embedded:PART, hub ids): P
+    labels each of them, A plays one move in each, mate changes a man or two and keeps those that
+    still have a mate."""
 
     moves: Moves = "all"
     """A with --positions: moves of every sort, or `ends`: mostly listed ones and checks, and draws
@@ -115,7 +117,7 @@ class GenerateSettings:
     """A: weights of the classes, unless --positions are given."""
 
     exclude: tuple[Path, ...] = ()
-    """Files of rows whose positions are left out."""
+    """Rows whose positions are left out: files, folders, embedded:PART, hub ids."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, naming the value and the remedy."""
@@ -181,7 +183,8 @@ def generate(settings: GenerateSettings, progress: Callable[[int, int], None]) -
     Run again after an interruption it goes on; run again after the end it changes nothing.
     """
     origin = chunk_origin(settings)
-    result = {**origin, "rows": settings.wanted, "exclude": contents(settings.exclude)}
+    excluded_files = [path for source in settings.exclude for path in source_files(source)]
+    result = {**origin, "rows": settings.wanted, "exclude": contents(excluded_files)}
     folder = ChunkFolder(settings.out.with_name(settings.out.name + ".parts"))
     if settings.out.exists():
         done = file_origin(settings.out) or {}
@@ -192,7 +195,7 @@ def generate(settings: GenerateSettings, progress: Callable[[int, int], None]) -
             )
         folder.remove()
         return Generated(**done["made"])
-    excluded = {position_key(fen) for path in settings.exclude for fen in read_fens(path)}
+    excluded = {position_key(fen) for path in excluded_files for fen in read_fens(path)}
     with folder.opened(origin):
         store, given = kept_source(folder.path, settings)
         make = partial(make_chunk, settings, store)

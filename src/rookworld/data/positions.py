@@ -25,6 +25,7 @@ from rookworld.data.files import iterate_records, write_text
 from rookworld.data.mates import checking_moves
 from rookworld.data.playouts import MAX_FULLMOVE
 from rookworld.data.rows import row_record
+from rookworld.data.sources import source_files
 from rookworld.data.transitions import illegal_moves, unparsable_move
 from rookworld.errors import DataError
 from rookworld.tasks.engine import Engine
@@ -64,15 +65,16 @@ OTHER_COUNTERS = 0.15
 MAX_HALFMOVE = 150
 
 
-def kept_positions(folder: Path, files: Sequence[Path]) -> Path | None:
-    """The file in `folder` that holds the positions of `files`, written if it is not there yet."""
-    if not files:
+def kept_positions(folder: Path, sources: Sequence[Path]) -> Path | None:
+    """The file in `folder` that holds the positions of sources, written if not there yet."""
+    if not sources:
         return None
     store = folder / "positions.txt"
     if not store.exists():
+        files = [path for source in sources for path in source_files(source)]
         lines = [line for path in files for line in _lines_of(path)]
         if not lines:
-            raise DataError(f"no position in {', '.join(map(str, files))}")
+            raise DataError(f"no position in {', '.join(map(str, sources))}")
         write_text(store, "".join(lines))
     return store
 
