@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rookworld.cli import COMMANDS, main
+from rookworld.config import TAKES
 from rookworld.data.rows import row_text
 from rookworld.data.sources import load_rows, write_rows
 from rookworld.tasks.policy import POLICY
@@ -108,3 +109,38 @@ def test_data_pack_takes_every_source(tmp_path: Path, capsys: pytest.CaptureFixt
         f"{tmp_path / 'rows-P.npz'}: 6 rows",
         f"{tmp_path / 'rows-A.npz'}: 4 rows",
     ]
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("train", ["[--preset NAME] [--config FILE]", "GRPO on analysis"]),
+        ("pretrain", ["[--preset NAME] [--config FILE]", "Flags win over the file"]),
+        ("check", ["check [MODEL] [--preset", "one line a law"]),
+        ("overfit", ["overfit [--preset", "three criteria on one fixed batch"]),
+        ("inspect", ["inspect [--preset", "side by side with the truth"]),
+        ("eval", ["eval MODEL [MODEL"]),
+        ("score", ["score FILE"]),
+        ("analyze", ["analyze RUN [RUN"]),
+        ("report", ["report RUN [RUN"]),
+        ("sweep", ["sweep [FILE]"]),
+        ("uci", ["uci [MODEL]"]),
+        ("export", ["export MODEL"]),
+        ("data pack", ["data pack [SOURCE"]),
+        ("data mine", ["data mine MODEL SOURCE"]),
+    ],
+)
+def test_help_shows_what_else_a_command_takes(
+    command: str, expected: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*command.split(), "--help"])
+    assert not stop.value.code
+    head = " ".join(capsys.readouterr().out.split("╭")[0].split())
+    assert all(text in head for text in expected), head
+    if command in ("check", "overfit", "inspect"):
+        assert "GRPO on analysis" not in head
+
+
+def test_every_command_with_words_before_its_flags_is_one() -> None:
+    assert {name.split()[0] for name in TAKES} == set(COMMANDS)

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import difflib
 import hashlib
+import inspect
 import io
 import json
 import tomllib
@@ -26,12 +27,46 @@ from rookworld.errors import ConfigError
 
 Settings = TypeVar("Settings")
 
+LAYERS = "[--preset NAME] [--config FILE]"
+LAYERS_HELP = """--preset NAME starts from settings by name (a wrong name lists them), --config FILE
+from a TOML file with these flags' names as keys. Flags win over the file, the file over the
+preset."""
+TAKES = {
+    "train": LAYERS,
+    "check": f"[MODEL] {LAYERS}",
+    "overfit": LAYERS,
+    "inspect": LAYERS,
+    "pretrain": LAYERS,
+    "eval": "MODEL [MODEL …]",
+    "score": "FILE",
+    "analyze": "RUN [RUN …]",
+    "report": "RUN [RUN …]",
+    "sweep": "[FILE]",
+    "uci": "[MODEL]",
+    "export": "MODEL",
+    "data import": "SOURCE [SOURCE …]",
+    "data show": "[SOURCE]",
+    "data pack": "[SOURCE …]",
+    "data mine": "MODEL SOURCE [SOURCE …]",
+}
+"""Command -> what it takes besides the flags of its settings, of which alone tyro knows."""
+
 
 def parse(
-    kind: type[Settings], args: Sequence[str], *, command: str, default: Settings | None = None
+    kind: type[Settings],
+    args: Sequence[str],
+    *,
+    command: str,
+    default: Settings | None = None,
+    about: str | None = None,
 ) -> Settings:
-    """`args` as a `kind`, starting from `default`; `--help` prints and exits as usual."""
+    """`args` as a `kind`, starting from `default`; `--help` prints and exits as usual.
+
+    `about` heads the help of a command that shares its settings with another.
+    """
     check_lists(kind, args)
+    takes = TAKES.get(command.removeprefix("rookworld "), "")
+    about = about or inspect.cleandoc(kind.__doc__ or "")
     stderr = io.StringIO()
     try:
         with contextlib.redirect_stderr(stderr):
@@ -39,7 +74,8 @@ def parse(
             parsed, unknown = tyro.cli(
                 kind,
                 args=list(args),
-                prog=command,
+                prog=f"{command} {takes}".rstrip(),
+                description=f"{about}\n{LAYERS_HELP}" if LAYERS in takes else about,
                 return_unknown_args=True,
                 config=(tyro.conf.OmitArgPrefixes,),
                 default=tyro.MISSING_NONPROP if default is None else default,

@@ -33,13 +33,15 @@ SHOWN = ("reward/sampled", "reward/greedy", "P/format", "P/legal", "P/best", "P/
 PERCENT = ("P/", "A/", "mate1/")
 
 
-def read_settings(args: Sequence[str], command: str, preset: str | None = None) -> TrainSettings:
-    """Defaults < preset < TOML file < flags."""
-    start = TrainSettings()
-    if preset is not None:
-        start = override(start, TRAIN_PRESETS[preset], f"preset {preset}")
-    default, rest = layered(start, TRAIN_PRESETS, args)
-    return parse(TrainSettings, rest, command=command, default=default)
+def read_settings(
+    args: Sequence[str],
+    command: str,
+    start: TrainSettings | None = None,
+    about: str | None = None,
+) -> TrainSettings:
+    """Defaults, or where the command starts < preset < TOML file < flags."""
+    default, rest = layered(start or TrainSettings(), TRAIN_PRESETS, args)
+    return parse(TrainSettings, rest, command=command, default=default, about=about)
 
 
 def read_rows(sources: Sequence[str]) -> Rows:
@@ -292,7 +294,7 @@ def check(args: list[str]) -> int:
 
     models, rest = leading(args)
     flags = ["--model", models[0], *rest] if models else rest
-    settings = read_settings(flags, "rookworld check")
+    settings = read_settings(flags, "rookworld check", about=check.__doc__)
     rows = read_rows(settings.data)[:400] + read_rows(settings.data)[-200:]
     with tempfile.TemporaryDirectory() as folder:
         laws = run_laws(replace(settings, out=Path(folder)), rows, show_law)
@@ -308,9 +310,9 @@ def overfit(args: list[str]) -> int:
     from rookworld.laws import overfit as run_overfit
     from rookworld.train import Hooks
 
-    settings = read_settings(args, "rookworld overfit", preset="overfit")
-    if "--out" not in args:
-        settings = replace(settings, out=Path("runs/overfit"))
+    start = override(TrainSettings(), TRAIN_PRESETS["overfit"], "preset overfit")
+    start = replace(start, out=Path("runs/overfit"))
+    settings = read_settings(args, "rookworld overfit", start, about=overfit.__doc__)
     settings = replace(settings, eval_every=1, flat_tries=0)
     with bar("overfitting") as progress:
         hooks = Hooks(
@@ -332,7 +334,7 @@ def inspect(args: list[str]) -> int:
     from rookworld.rollout import Collector
     from rookworld.trainer_state import new_state, reward_rules, sampling
 
-    settings = read_settings(args, "rookworld inspect")
+    settings = read_settings(args, "rookworld inspect", about=inspect.__doc__)
     state = new_state(settings, read_rows(settings.data), start(settings.device))
     with open_judge(settings.judge, settings.engine, settings.nodes) as judge:
         collector = Collector(
