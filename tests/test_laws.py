@@ -11,6 +11,7 @@ import torch
 
 from rookworld.cli import main
 from rookworld.laws import (
+    Law,
     gold_scores_one,
     hacks_score_low,
     learns_one_batch,
@@ -23,6 +24,7 @@ from rookworld.laws import (
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, save_model
 from rookworld.runs import Run
+from rookworld.settings import TrainSettings
 from rookworld.tasks.reward import RewardRules
 from rookworld.tasks.task import PolicyRow
 from tiny_training import tiny_rows, tiny_settings, write_jsonl
@@ -196,3 +198,43 @@ def test_held_out_rows_that_are_trained_on_are_a_warning(
     assert "what is trained on measures nothing" in line
     assert main(["train", *flags[:4], *flags[6:], *few]) == 0
     assert "warning" not in capsys.readouterr().err
+
+
+def test_check_takes_one_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "nano", "foo", "bar"]) == 2
+    assert "one model at a time, not nano foo bar" in capsys.readouterr().err
+
+
+def out_of_overfit(args: list[str], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that `overfit` would train in."""
+    asked: list[TrainSettings] = []
+
+    def not_run(settings: TrainSettings, rows: Any, hooks: Any) -> list[Law]:
+        asked.append(settings)
+        return []
+
+    monkeypatch.setattr("rookworld.laws.overfit", not_run)
+    assert main(["overfit", *args]) == 0
+    return asked[0].out
+
+
+def test_overfit_has_a_folder_of_its_own_unless_one_is_given(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "overfit.toml"
+    config.write_text('out = "from/file"\n')
+    for more, out in [
+        ([], "runs/overfit"),
+        (["--out", "runs/train"], "runs/train"),
+        (["--out=mine"], "mine"),
+        (["--config", str(config)], "from/file"),
+    ]:
+        assert out_of_overfit([*flags, *more], monkeypatch) == Path(out)
+
+
+def test_a_dry_run_of_overfit_trains_nothing(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["overfit", *flags, "--out", str(tmp_path / "run"), "--dry-run"]) == 0
+    assert "rows: 2 P, 2 A; first batch PAPA" in capsys.readouterr().out
+    assert not (tmp_path / "run").exists()

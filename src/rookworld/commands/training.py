@@ -293,9 +293,12 @@ def check(args: list[str]) -> int:
     from rookworld.laws import check as run_laws
 
     models, rest = leading(args)
-    flags = ["--model", models[0], *rest] if models else rest
+    if len(models) > 1:
+        raise ConfigError(f"rookworld check: one model at a time, not {' '.join(models)}")
+    flags = ["--model", *models, *rest] if models else rest
     settings = read_settings(flags, "rookworld check", about=check.__doc__)
-    rows = read_rows(settings.data)[:400] + read_rows(settings.data)[-200:]
+    rows = read_rows(settings.data)
+    rows = rows[:400] + rows[-200:]
     with tempfile.TemporaryDirectory() as folder:
         laws = run_laws(replace(settings, out=Path(folder)), rows, show_law)
     return 0 if all(law.holds for law in laws) else 1
@@ -307,6 +310,7 @@ def show_law(law: Law) -> None:
 
 def overfit(args: list[str]) -> int:
     """`rookworld overfit`: three criteria on one fixed batch, exit code 1 if one fails."""
+    from rookworld.laws import fixed_batch
     from rookworld.laws import overfit as run_overfit
     from rookworld.train import Hooks
 
@@ -314,6 +318,9 @@ def overfit(args: list[str]) -> int:
     start = replace(start, out=Path("runs/overfit"))
     settings = read_settings(args, "rookworld overfit", start, about=overfit.__doc__)
     settings = replace(settings, eval_every=1, flat_tries=0)
+    rows = read_rows(settings.data)
+    if settings.dry_run:
+        return dry_run(settings, fixed_batch(rows, settings))
     with bar("overfitting") as progress:
         hooks = Hooks(
             on_step=lambda step, m: progress.update(
@@ -321,7 +328,7 @@ def overfit(args: list[str]) -> int:
             ),
             on_event=lambda event: progress.say(f"guard: {event['message']}"),
         )
-        laws = run_overfit(settings, read_rows(settings.data), hooks)
+        laws = run_overfit(settings, rows, hooks)
     for law in laws:
         show_law(law)
     return 0 if all(law.holds for law in laws) else 1
