@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -77,12 +78,17 @@ def test_score_prints_one_json_line_an_answer(
 
 
 def test_score_names_the_line_that_is_wrong(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "answers.jsonl"
-    file.write_text('{"row": "P: nonsense", "completion": ""}\n')
-    assert main(["score", str(file)]) == 2
-    assert f"{file}:1: not a gold row" in capsys.readouterr().err
+    wrong = '{"row": "P: nonsense", "completion": ""}\n'
+    for blank, number in (("", 1), ("\n  \n", 3)):
+        file.write_text(blank + wrong)
+        assert main(["score", str(file)]) == 2
+        assert f"{file}:{number}: not a gold row" in capsys.readouterr().err
+        monkeypatch.setattr("sys.stdin", StringIO(blank + wrong))
+        assert main(["score", "-"]) == 2
+        assert f"-:{number}: not a gold row" in capsys.readouterr().err
 
 
 def test_data_show_prints_rows_and_counts(capsys: pytest.CaptureFixture[str]) -> None:

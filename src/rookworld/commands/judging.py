@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -55,20 +55,18 @@ def score(args: list[str]) -> int:
         raise ConfigError("rookworld score: name one JSONL file, or - for standard input")
     rules = RewardRules(shaping=settings.reward_shaping, **settings.chosen())
     with open_judge(settings.judge, settings.engine, settings.nodes) as judge:
-        for number, line in enumerate(_lines(files[0]), 1):
+        for number, line in _lines(files[0]):
             verdict = score_line(line, f"{files[0]}:{number}", rules, judge)
             result = {"reward": verdict.total, "parts": verdict.parts, "reason": verdict.reason}
             print(json.dumps(result))
     return 0
 
 
-def _lines(name: str) -> Iterator[str]:
-    if name == "-":
-        yield from sys.stdin
-        return
+def _lines(name: str) -> Iterator[tuple[int, str]]:
+    """The lines that are not blank, each with its number in the file."""
     try:
-        with Path(name).open(encoding="utf-8") as file:
-            yield from (line for line in file if line.strip())
+        with nullcontext(sys.stdin) if name == "-" else Path(name).open(encoding="utf-8") as file:
+            yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{name}: cannot be read ({error})") from None
 
