@@ -9,8 +9,10 @@ import pytest
 
 from rookworld.estimates import (
     Estimate,
+    bootstrap_interval,
     elo_difference,
     estimate,
+    estimates,
     known,
     match_score,
     paired_difference,
@@ -38,6 +40,15 @@ def test_a_share_at_the_edge_is_not_certain(successes: int) -> None:
 def test_zeros_and_ones_are_a_share_and_nan_is_left_out() -> None:
     assert estimate(known([1.0, None, 0.0, 0.0, 1.0])) == share(2, 4)
     assert estimate(known([None, None])) is None
+
+
+def test_an_error_that_happens_to_be_0_or_1_is_no_share() -> None:
+    values = known([1.0, 0.0, 0.0, 1.0, 0.0, 0.0])
+    found = estimates({"P/eval_mae": values, "reward/greedy": values, "P/best": values})
+    low, high = bootstrap_interval(values)
+    mean = Estimate(float(values.mean()), 6, low, high)
+    assert found == {"P/eval_mae": mean, "reward/greedy": mean, "P/best": share(2, 6)}
+    assert mean != share(2, 6)
 
 
 def test_the_interval_of_a_mean_covers_it_and_ignores_the_order() -> None:

@@ -1,8 +1,9 @@
 """Numbers with their doubt: shares, means, paired differences, Elo, puzzle ratings, pass@k.
 
-The law: an estimate depends on its values alone. Resampling draws from a fixed seed, and the order
-of the values does not matter. Every interval is 95 %. Values that are all 0 or 1 are a share and
-get Wilson's interval, which stays honest at 0 % and 100 %; others get a bootstrap of their mean.
+The law: an estimate depends on its metric and its values alone. Resampling draws from a fixed seed,
+and the order of the values does not matter. Every interval is 95 %. A share whose values are all 0
+or 1 gets Wilson's interval, which stays honest at 0 % and 100 %; one whose values lie between, and
+what is no share (`MEANS`), gets a bootstrap of the mean.
 
 Left out on purpose: corrections for looking at many metrics at once; whoever compares thirty of
 them should expect one or two p-values below 0.05 by chance.
@@ -19,6 +20,8 @@ from numpy.typing import NDArray
 
 Values = NDArray[np.float64]
 
+MEANS = ("reward/greedy", "reward/sampled", "P/eval_mae", "P/win_loss", "A/reward_error")
+"""Metrics that are means of amounts, never shares, though all their values may be 0 or 1."""
 Z95 = 1.959963984540054
 RESAMPLES = 1_000
 SIGN_FLIPS = 9_999
@@ -71,12 +74,12 @@ def known(values: Iterable[float | None]) -> Values:
     return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def estimate(values: Values) -> Estimate | None:
+def estimate(values: Values, *, of_share: bool = True) -> Estimate | None:
     """Mean of the values that are not NaN with its interval; None if there are none."""
     values = values[~np.isnan(values)]
     if not values.size:
         return None
-    if np.isin(values, (0.0, 1.0)).all():
+    if of_share and np.isin(values, (0.0, 1.0)).all():
         return share(int(values.sum()), values.size)
     low, high = bootstrap_interval(values)
     return Estimate(float(values.mean()), values.size, low, high)
@@ -84,7 +87,7 @@ def estimate(values: Values) -> Estimate | None:
 
 def estimates(rows: Mapping[str, Values]) -> dict[str, Estimate]:
     """One estimate per metric; metrics without a value are left out."""
-    found = {name: estimate(values) for name, values in rows.items()}
+    found = {name: estimate(values, of_share=name not in MEANS) for name, values in rows.items()}
     return {name: one for name, one in found.items() if one is not None}
 
 
