@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 import torch
 
 from rookworld.cli import main
+from rookworld.data.rows import task_name
 from rookworld.laws import (
     Law,
+    fixed_batch,
     gold_scores_one,
     hacks_score_low,
     learns_one_batch,
@@ -238,3 +241,53 @@ def test_a_dry_run_of_overfit_trains_nothing(
     assert main(["overfit", *flags, "--out", str(tmp_path / "run"), "--dry-run"]) == 0
     assert "rows: 2 P, 2 A; first batch PAPA" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("size", "ratio", "letters"),
+    [
+        (2, 0.25, "PA"),
+        (2, 0.9, "PA"),
+        (4, 0.25, "PPPA"),
+        (1, 0.25, "PA"),
+        (3, 0.0, "PPP"),
+        (1, 1.0, "A"),
+        (2, 1.0, "AA"),
+    ],
+)
+def test_a_fixed_batch_has_every_task_of_the_mix(size: int, ratio: float, letters: str) -> None:
+    settings = TrainSettings(batch_size=size, mix_env_ratio=ratio)
+    batch = fixed_batch(tiny_rows(), settings)
+    assert "".join(map(task_name, batch)) == letters
+
+
+def test_environment_rows_alone_can_be_learnt(
+    warm_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[tuple[float, str]] = []
+
+    def noted(settings: TrainSettings, rows: Any, evaluate: Any) -> None:
+        trained.append((settings.mix_env_ratio, "".join(map(task_name, rows))))
+        for step in range(1, settings.steps + 1):
+            Run(settings.out).append("metrics.jsonl", {"step": step, "reward/mean": 0.1 * step})
+
+    monkeypatch.setattr("rookworld.laws.train", noted)
+    settings = tiny_settings(warm_folder, tmp_path / "run", mix_env_ratio=1.0)
+    assert learns_one_batch(settings, tiny_rows(0, 4), steps=3).holds
+    mixed = replace(settings, mix_env_ratio=0.5, out=tmp_path / "mixed")
+    assert learns_one_batch(mixed, tiny_rows(), steps=3).holds
+    assert trained == [(1.0, "AAAA"), (0.0, "PPPP")]
+
+
+@pytest.mark.parametrize(("rewards", "holds"), [((1.0, 0.995), True), ((0.9, 0.8), False)])
+def test_a_batch_that_is_known_already_may_waver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rewards: tuple[float, float], holds: bool
+) -> None:
+    def noted(settings: TrainSettings, *_: Any) -> None:
+        for step in range(3):
+            line = {"step": step, "reward/mean": rewards[step > 0]}
+            Run(settings.out).append("metrics.jsonl", line)
+
+    monkeypatch.setattr("rookworld.laws.train", noted)
+    settings = TrainSettings(out=tmp_path / "run", mix_env_ratio=1.0)
+    assert learns_one_batch(settings, tiny_rows(0, 4), steps=3).holds is holds

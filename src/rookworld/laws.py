@@ -29,6 +29,8 @@ from rookworld.trainer_state import reward_rules
 Rows = Sequence[PolicyRow | EnvironmentRow]
 WINDOW = 20
 """Steps averaged before a slope is taken."""
+KNOWN = 0.99
+"""Mean reward from which a batch is known by heart, and can only waver."""
 KL_SHARE = 0.7
 """Share of the loss above which KL, not reward, drives training."""
 
@@ -128,10 +130,13 @@ def learns_one_batch(settings: TrainSettings, rows: Rows, steps: int = 30) -> La
     """The reward of one fixed batch rises when nothing else is asked for."""
     # a rate and a K that show a rise within a minute, whatever the run's own are
     short = replace(settings, lr=1e-4, k_samples=8, kl_coef=0.0, lr_schedule="constant")
-    short = replace(short, lr_warmup_steps=0, mix_env_ratio=0.0, steps=steps, flat_tries=0)
+    short = replace(short, lr_warmup_steps=0, steps=steps, flat_tries=0)
     short = replace(short, batch_size=4, eval_every=0, save_every=steps, reward_warmup_steps=0)
     short = replace(short, out=settings.out / "overfit")
-    fixed = [row for row in rows if isinstance(row, PolicyRow)][:4]
+    # P rows have the most to learn; a run of A rows alone may have no others
+    ratio, kind = (1.0, EnvironmentRow) if settings.mix_env_ratio == 1 else (0.0, PolicyRow)
+    short = replace(short, mix_env_ratio=ratio)
+    fixed = [row for row in rows if isinstance(row, kind)][:4]
     try:
         train(short, fixed, _no_evaluation)
     except RookworldError as error:
@@ -139,15 +144,20 @@ def learns_one_batch(settings: TrainSettings, rows: Rows, steps: int = 30) -> La
     rewards = [float(line["reward/mean"]) for line in read_lines(short.out / "metrics.jsonl")]
     early, late = fmean(rewards[: steps // 3]), fmean(rewards[-steps // 3 :])
     detail = f"sampled reward {early:.3f} -> {late:.3f} in {steps} steps"
-    return Law("one batch can be learnt", late > early, detail)
+    return Law("one batch can be learnt", late > early or late >= KNOWN, detail)
 
 
 def fixed_batch(rows: Rows, settings: TrainSettings) -> list[PolicyRow | EnvironmentRow]:
-    """One batch of rows in the run's mix."""
-    environment = round(settings.batch_size * settings.mix_env_ratio)
+    """One batch of rows in the run's mix, at least one of each task that the mix asks for."""
+    size, ratio = settings.batch_size, settings.mix_env_ratio
+    environment = round(size * ratio)
+    if 0 < ratio < 1:
+        environment = max(1, min(environment, size - 1))
     policy = [row for row in rows if isinstance(row, PolicyRow)]
     other = [row for row in rows if isinstance(row, EnvironmentRow)]
-    return [*policy[: settings.batch_size - environment], *other[:environment]]
+    # a batch of one asks the tasks in turn
+    n_policy = max(size - environment, int(ratio < 1))
+    return [*policy[:n_policy], *other[:environment]]
 
 
 def greedy_on(batch: Rows, rules: RewardRules) -> Evaluate:
