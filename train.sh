@@ -9,12 +9,18 @@ flags=(--preset train-sh --out "${OUT:-runs/train-sh}" --resume)
 add() { if [ -n "${2:-}" ]; then flags+=("$1" "$2"); fi; }
 
 add --model "${MODEL:-}"
-add --data "${DATA:-}"
+if [ -n "${DATA:-}" ]; then
+    set -f  # words are sources; a * in one is not the shell's
+    # shellcheck disable=SC2206
+    flags+=(--data $DATA)
+    set +f
+fi
 add --steps "${STEPS:-}"
 add --batch-size "${BATCH_POSITIONS:-${BATCH_SIZE:-}}"
 add --k-samples "${GROUP_SIZE:-${K_SAMPLES:-}}"
 add --lr "${LR:-}"
 add --clip-range "${CLIP_RANGE:-}"
+add --clip-range-high "${CLIP_RANGE:-}"  # by itself 0.2 would be the default, with 0.28 above
 add --kl-coef "${KL_COEF:-}"
 add --kl-divergence-threshold "${KL_DIVERGENCE_THRESHOLD:-}"
 add --kl-warmup-steps "${KL_WARMUP_STEPS:-}"

@@ -91,7 +91,7 @@ REACHES: list[tuple[str, Callable[[TrainSettings], Any], Any]] = [
     ("--score-workers 2", lambda s: workers_of(s), 2),
     ("--clip-range 0.05", lambda s: s.clip_range, 0.05),
     ("--clip-range-high 0.4", lambda s: s.clip_high, 0.4),
-    ("--clip-range 0.1 --clip-range-high None", lambda s: s.clip_high, 0.1),
+    ("--clip-range 0.1", lambda s: s.clip_high, 0.1),
 ]
 
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import math
+import os
+import shutil
+import subprocess
 import tomllib
+import typing
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +21,18 @@ import rookworld
 from rookworld.commands.training import read_settings
 from rookworld.errors import ConfigError
 from rookworld.presets import PRETRAIN_PRESETS, TRAIN_PRESETS
-from rookworld.settings import PretrainSettings, RewardWeights, TrainSettings
+from rookworld.settings import (
+    PRETRAIN_BOUNDS,
+    TRAIN_BOUNDS,
+    Bounds,
+    PretrainSettings,
+    RewardWeights,
+    TrainSettings,
+)
 from rookworld.trainer_state import guard_settings, kl_settings, reward_rules
 
 PACKAGE = Path(str(rookworld.__path__[0]))
+ROOT = Path(__file__).parents[1]
 
 
 @cache
@@ -117,7 +131,16 @@ def test_settings_come_from_defaults_then_preset_then_file_then_flags(tmp_path: 
         ("--kl-type k1_reward --credit outlook", "--credit outlook with --kl-type k1_reward"),
         ("--kl-coef-min 1 --kl-coef-max 0.5", "--kl-coef-min 1.0 is above --kl-coef-max 0.5"),
         ("--loss ppo", "ppo"),
-        ("--recovery-lr-factor 2", "recovery_lr_factor is 2"),
+        ("--recovery-lr-factor 2", "--recovery-lr-factor 2.0: give more than 0 and at most 1"),
+        ("--clip-norm -1", "--clip-norm -1.0: give more than 0"),
+        ("--clip-norm 0", "--clip-norm 0.0: give more than 0"),
+        ("--lr nan", "--lr nan: give a finite number"),
+        ("--temperature inf", "--temperature inf: give a finite number"),
+        ("--seed -1", "--seed -1: give 0 to 18446744073709551615"),
+        ("--k-samples 0 --gae", "--k-samples 0: must be positive"),
+        ("--flat-tries -1", "--flat-tries -1: give 0 or more"),
+        ("--p-malformed 2", "--p-malformed 2.0: give 0 or less"),
+        ("--gamma 1.5", "--gamma 1.5: give 0 to 1"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_by_name(flags: str, said: str) -> None:
@@ -126,9 +149,135 @@ def test_a_value_that_cannot_be_is_refused_by_name(flags: str, said: str) -> Non
     assert said in str(refused.value)
 
 
+def test_a_shape_without_heads_is_refused_before_it_divides() -> None:
+    with pytest.raises(ConfigError, match="--n-head 0: must be positive"):
+        PretrainSettings(n_head=0)
+
+
+# --- bounds -------------------------------------------------------------------------------------
+
+
+def numbers(kind: type) -> list[str]:
+    """Fields that hold an int or a float."""
+    hints = typing.get_type_hints(kind)
+    parts = {name: {hint, *typing.get_args(hint)} for name, hint in hints.items()}
+    return [name for name, kinds in parts.items() if kinds & {int, float}]
+
+
+TABLES: dict[type[Any], dict[str, Bounds]] = {
+    PretrainSettings: PRETRAIN_BOUNDS,
+    TrainSettings: TRAIN_BOUNDS,
+}
+NUMBERS = [(kind, name) for kind in TABLES for name in numbers(kind)]
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_the_table_of_bounds_holds_every_number_and_nothing_else(kind: type) -> None:
+    assert sorted(TABLES[kind]) == sorted(numbers(kind))
+
+
+def beyond(bounds: Bounds) -> list[float]:
+    """The nearest values that are refused on either side, and what is no number at all."""
+    under = bounds.lowest - 1 if bounds.lowest_allowed else bounds.lowest
+    sides = [under, bounds.lowest - 1, bounds.highest + 1]
+    return [math.nan, math.inf, -math.inf, *(value for value in sides if math.isfinite(value))]
+
+
+@pytest.mark.parametrize(("kind", "name"), NUMBERS, ids=[f"{k.__name__}.{n}" for k, n in NUMBERS])
+def test_a_number_beyond_its_bounds_is_refused_by_its_flag(kind: type, name: str) -> None:
+    for value in beyond(TABLES[kind][name]):
+        with pytest.raises(ConfigError) as refused:
+            kind(**{name: value})
+        assert str(refused.value).startswith(f"--{name.replace('_', '-')} {value}: ")
+
+
+CHOSEN: list[tuple[type[Any], dict[str, Any]]] = [
+    *((PretrainSettings, values) for values in ({}, *PRETRAIN_PRESETS.values())),
+    *((TrainSettings, values) for values in ({}, *TRAIN_PRESETS.values())),
+]
+
+
+@pytest.mark.parametrize(("kind", "values"), CHOSEN)
+def test_defaults_and_presets_lie_within_the_bounds(kind: type, values: dict[str, Any]) -> None:
+    settings = kind(**values)
+    for name, bounds in TABLES[kind].items():
+        value = getattr(settings, name)
+        assert value is None or bounds.hold(value), name
+
+
+# --- the clip range -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "below", "above"),
+    [
+        ("", 0.2, 0.28),
+        ("--clip-range 0.1", 0.1, 0.1),
+        ("--clip-range-high 0.4", 0.2, 0.4),
+        ("--clip-range 0.1 --clip-range-high 0.4", 0.1, 0.4),
+        ("--clip-range 0.2 --clip-range-high 0.2", 0.2, 0.2),
+        ("--preset mini", 0.2, 0.2),
+        ("--preset stable", 0.1, 0.1),
+        ("--preset train-sh", 0.1, 0.1),
+        ("--preset train-sh --clip-range 0.05", 0.05, 0.05),
+    ],
+)
+def test_a_clip_range_alone_is_that_of_both_sides(flags: str, below: float, above: float) -> None:
+    settings = read_settings(flags.split(), "rookworld train")
+    assert (settings.clip_range, settings.clip_high) == (below, above)
+
+
+def test_a_clip_range_from_a_file_is_that_of_both_sides(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text("clip_range = 0.1\n")
+    assert read_settings(["--config", str(file)], "rookworld train").clip_high == 0.1
+
+
+# --- train.sh -----------------------------------------------------------------------------------
+
+
+def given_by_train_sh(folder: Path, **environment: str) -> TrainSettings:
+    """The settings that train.sh asks for under these variables."""
+    shutil.copy(ROOT / "train.sh", folder)
+    command = folder / ".venv" / "bin" / "rookworld"
+    command.parent.mkdir(parents=True)
+    command.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    command.chmod(0o755)
+    (folder / "star.jsonl").touch()
+    plain = {"PATH": os.environ["PATH"]}
+    told = subprocess.run(
+        ["bash", str(folder / "train.sh")],
+        env=plain | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    name, *args = told.stdout.splitlines()
+    assert name == "train"
+    return read_settings(args, "rookworld train")
+
+
+def test_train_sh_takes_several_sources_as_they_are_written(tmp_path: Path) -> None:
+    settings = given_by_train_sh(tmp_path, DATA="a.jsonl *.jsonl", STEPS="5")
+    assert settings.data == ("a.jsonl", "*.jsonl")
+    assert settings.steps == 5
+
+
+def test_train_sh_without_variables_is_its_preset(tmp_path: Path) -> None:
+    settings = given_by_train_sh(tmp_path)
+    expected = read_settings(["--preset", "train-sh"], "rookworld train")
+    assert settings == dataclasses.replace(expected, out=settings.out, resume=True)
+
+
+@pytest.mark.parametrize("clip", ["0.05", "0.2"])
+def test_train_sh_sets_both_sides_of_the_clip_range(tmp_path: Path, clip: str) -> None:
+    settings = given_by_train_sh(tmp_path, CLIP_RANGE=clip)
+    assert settings.clip_range == settings.clip_high == float(clip)
+
+
 @pytest.mark.parametrize("name", TRAIN_PRESETS)
 def test_a_preset_is_written_out_as_a_file(name: str) -> None:
-    file = Path(__file__).parents[1] / "configs" / f"{name}.toml"
+    file = ROOT / "configs" / f"{name}.toml"
     with file.open("rb") as opened:
         assert tomllib.load(opened) == TRAIN_PRESETS[name]
     by_name = read_settings(["--preset", name], "rookworld train")

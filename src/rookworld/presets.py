@@ -55,11 +55,10 @@ TRAIN_PRESETS: dict[str, dict[str, Any]] = {
         "lr": 1e-5,
         "max_new_tokens": 144,
     },
-    "stable": {"lr": 1e-6, "clip_range": 0.1, "clip_range_high": 0.1, "kl_coef": 0.001},
+    "stable": {"lr": 1e-6, "clip_range": 0.1, "kl_coef": 0.001},
     "train-sh": {
         "lr": 1e-5,
         "clip_range": 0.1,
-        "clip_range_high": 0.1,
         "kl_coef": 0.01,
         "kl_warmup_steps": 100,
         "kl_warmup_factor": 0.1,

@@ -1,15 +1,81 @@
 """What a training can be told: frozen dataclasses, their docstrings the `--help`.
 
-Every field is read by something (a test looks), and is validated where both numbers are known.
+Every field is read by something, and every number has bounds in a table (tests look).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from math import inf
 from pathlib import Path
 from typing import Literal
 
 from rookworld.config import require
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Where a number may lie: never at infinity, and NaN lies nowhere."""
+
+    lowest: float
+    highest: float = inf
+    lowest_allowed: bool = True
+    said: str = ""
+    """What is allowed, where there is more to say than the numbers."""
+
+    def hold(self, value: float) -> bool:
+        inside = self.lowest <= value <= self.highest and -inf < value < inf
+        return inside and (self.lowest_allowed or value != self.lowest)
+
+    def allowed(self) -> str:
+        if self.said:
+            return self.said
+        if self.lowest == -inf:
+            return f"give {self.highest} or less"
+        if not self.lowest_allowed:
+            end = "" if self.highest == inf else f" and at most {self.highest}"
+            return f"give more than {self.lowest}{end}"
+        return f"give {self.lowest} " + ("or more" if self.highest == inf else f"to {self.highest}")
+
+
+COUNT = Bounds(1, said="must be positive")
+FROM_ZERO = Bounds(0)
+POSITIVE = Bounds(0, lowest_allowed=False)
+SHARE = Bounds(0, 1)
+SHARE_NOT_ZERO = Bounds(0, 1, lowest_allowed=False)
+SEED = Bounds(0, 2**64 - 1)  # what torch takes
+
+
+def bounds_of(table: Mapping[Bounds, str]) -> dict[str, Bounds]:
+    """Field name -> bounds, of a table that names the fields of each kind."""
+    return {name: bounds for bounds, names in table.items() for name in names.split()}
+
+
+def check_bounds(settings: object, table: Mapping[str, Bounds]) -> None:
+    """Refuse, by its flag, a number beyond its bounds; None is a number not given."""
+    for name, bounds in table.items():
+        value = getattr(settings, name)
+        if value is None:
+            continue
+        finite = -inf < value < inf  # isfinite() cannot take every int
+        allowed = bounds.allowed() if finite else "give a finite number"
+        require(bounds.hold(value), f"--{name.replace('_', '-')} {value}: {allowed}")
+
+
+PRETRAIN_BOUNDS = bounds_of(
+    {
+        COUNT: "n_layer n_embd n_head n_positions steps batch_size micro_tokens save_every keep "
+        "log_every",
+        FROM_ZERO: "lr lr_other lr_warmup_steps weight_decay first_move_weight other_move_weight "
+        "repeat_weight evaluation_weight marker_weight state_weight outcome_weight eval_every "
+        "eval_rows",
+        POSITIVE: "clip_norm softness",
+        SHARE: "lr_final hard_share",
+        SEED: "seed",
+        Bounds(0, 6_400): "registers",  # each is one of Unicode's private-use characters
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,20 +165,11 @@ class PretrainSettings:
     """Go on from the newest whole checkpoint in --out."""
 
     def __post_init__(self) -> None:
-        require(self.steps > 0, f"--steps {self.steps}: must be positive")
-        require(
-            self.batch_size is None or self.batch_size > 0,
-            f"--batch-size {self.batch_size}: must be positive",
-        )
+        check_bounds(self, PRETRAIN_BOUNDS)
         require(
             self.n_embd % self.n_head == 0,
             f"--n-embd {self.n_embd} is not a multiple of --n-head {self.n_head}",
         )
-        require(0 <= self.hard_share <= 1, f"--hard-share {self.hard_share}: must be in 0…1")
-        require(self.softness > 0, f"--softness {self.softness}: must be positive")
-        require(self.log_every > 0, f"--log-every {self.log_every}: must be positive")
-        require(self.save_every > 0, f"--save-every {self.save_every}: must be positive")
-        require(self.keep > 0, f"--keep {self.keep}: must be positive")
 
     def rows_on(self, device: str) -> int:
         """Rows a step on this kind of device."""
@@ -162,6 +219,31 @@ class RewardWeights:
         return {name: value for name, value in named.items() if value is not None}
 
 
+TRAIN_BOUNDS = bounds_of(
+    {
+        COUNT: "steps batch_size k_samples updates_per_rollout max_new_tokens nodes "
+        "max_consecutive_nans micro_tokens save_every keep",
+        FROM_ZERO: "p_format p_legal p_best p_candidates p_evaluations p_whole "
+        "a_format a_board a_flags a_reward a_whole lr lr_warmup_steps weight_decay "
+        "kl_coef kl_coef_min kl_coef_max kl_warmup_steps kl_warmup_factor kl_divergence_threshold "
+        "kl_collect_cap ref_sync_every ref_reset_kl advantage_std_floor advantage_clip value_coef "
+        "entropy_coef flat_tries top_k reward_warmup_steps score_workers max_recoveries "
+        "entropy_floor eval_every eval_policy_rows eval_environment_rows eval_mates sample_every",
+        # no end above: a ratio may be let go as far as one likes
+        POSITIVE: "adam_eps clip_norm clip_range clip_range_high target_kl",
+        SHARE: "mix_env_ratio gamma gae_lambda",
+        SHARE_NOT_ZERO: "p_best_scale tv_delta top_p p_top_p a_top_p recovery_lr_factor",
+        SEED: "seed",
+        # the worst answer that can be read earns 0: what cannot be must not earn more
+        Bounds(-inf, 0): "p_malformed a_malformed",
+        Bounds(2, said="a P and an A phase need at least 2"): "trl_phase_steps",
+        Bounds(
+            0, lowest_allowed=False, said="greedy answers are all alike; above 0"
+        ): "temperature p_temperature a_temperature",
+    }
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings(RewardWeights):
     """GRPO on analysis (P:) and environment (A:) prompts; see docs/training.md."""
@@ -207,9 +289,9 @@ class TrainSettings(RewardWeights):
     loss: Literal["token", "grpo", "dr_grpo", "gspo", "cispo", "tv"] = "token"
     """Policy loss; see docs/training.md."""
     clip_range: float = 0.2
-    """Trust region of the ratio, below 1 and (unless --clip-range-high) above."""
-    clip_range_high: float | None = 0.28
-    """Trust region above 1."""
+    """Trust region of the ratio, below 1 and, without --clip-range-high, above."""
+    clip_range_high: float | None = None
+    """Trust region above 1; default: --clip-range, or 0.28 where that is left at 0.2 (DAPO)."""
     tv_delta: float = 0.2
     """How far a probability may move under --loss tv."""
     kl_coef: float = 0.02
@@ -352,29 +434,11 @@ class TrainSettings(RewardWeights):
     """Check settings, data and model (--backend trl: no model), print the plan, and stop."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "updates_per_rollout", "save_every", "keep"):
-            value = getattr(self, name)
-            require(value > 0, f"--{name.replace('_', '-')} {value}: must be positive")
-        require(
-            self.trl_phase_steps >= 2,
-            f"--trl-phase-steps {self.trl_phase_steps}: a P and an A phase need at least 2",
-        )
+        check_bounds(self, TRAIN_BOUNDS)
         require(
             self.k_samples >= 2 or self.gae,
             f"--k-samples {self.k_samples}: a group needs at least 2 answers to compare",
         )
-        require(0 <= self.mix_env_ratio <= 1, f"--mix-env-ratio {self.mix_env_ratio}: not in 0…1")
-        for name in ("temperature", "p_temperature", "a_temperature"):
-            value = getattr(self, name)
-            require(
-                value is None or value > 0,
-                f"--{name.replace('_', '-')} {value}: greedy answers are all alike; above 0",
-            )
-        for name in ("top_p", "p_top_p", "a_top_p"):
-            value = getattr(self, name)
-            require(
-                value is None or 0 < value <= 1, f"--{name.replace('_', '-')} {value}: not in 0…1"
-            )
         whole = self.top_k == 0 and all(
             p is None or p == 1 for p in (self.top_p, self.p_top_p, self.a_top_p)
         )
@@ -400,4 +464,6 @@ class TrainSettings(RewardWeights):
 
     @property
     def clip_high(self) -> float:
-        return self.clip_range if self.clip_range_high is None else self.clip_range_high
+        if self.clip_range_high is not None:
+            return self.clip_range_high
+        return 0.28 if self.clip_range == TrainSettings.clip_range else self.clip_range
