@@ -19,7 +19,7 @@ from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.packing import Packed
 from rookworld.presets import PRETRAIN_PRESETS
-from rookworld.runs import read_lines
+from rookworld.runs import read_json, read_lines
 from rookworld.settings import PretrainSettings
 from rookworld.sources import load_sources, pick_tokenizer, split_share
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
@@ -83,6 +83,16 @@ def test_a_resumed_run_is_bit_exact(
         assert torch.equal(tensor, weights(resumed)[name]), name
     steps = [line["step"] for line in read_lines(tmp_path / "cut" / "metrics.jsonl")]
     assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_resumed_run_tells_the_settings_it_goes_on_with(
+    tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[Packed, float]]
+) -> None:
+    settings = replace(TINY, steps=1, out=tmp_path, resume=True)
+    pretrain.pretrain(settings, sources, tokenizer)
+    pretrain.pretrain(replace(settings, steps=2, lr=1e-4), sources, tokenizer)
+    told = read_json(tmp_path / "config.json")
+    assert (told["steps"], told["lr"]) == (2, 1e-4)
 
 
 def test_a_gradient_is_the_same_however_a_step_is_cut(

@@ -17,7 +17,7 @@ import pytest
 import child_process
 from rookworld.checkpoint import saved_checkpoints
 from rookworld.errors import RookworldError
-from rookworld.runs import read_lines
+from rookworld.runs import read_json, read_lines
 from rookworld.settings import TrainSettings
 from rookworld.step_metrics import Metrics
 from rookworld.train import Hooks, Interrupted, train
@@ -115,6 +115,16 @@ def test_a_finished_run_may_be_made_longer(warm_folder: Path, tmp_path: Path) ->
     assert not (tmp_path / "run" / "DONE").exists()
     train(longer, tiny_rows(), weight_evaluation)
     assert [line["step"] for line in metrics_of(tmp_path / "run")] == [1, 2, 3, 4]
+
+
+def test_a_resumed_run_tells_the_settings_it_goes_on_with(
+    warm_folder: Path, tmp_path: Path
+) -> None:
+    settings = tiny_settings(warm_folder, tmp_path / "run", steps=1, resume=True)
+    train(settings, tiny_rows(), weight_evaluation)
+    train(replace(settings, steps=2, lr=1e-4), tiny_rows(), weight_evaluation)
+    told = read_json(tmp_path / "run" / "config.json")
+    assert (told["steps"], told["lr"]) == (2, 1e-4)
 
 
 @pytest.mark.parametrize("fault", ["changed", "cut off", "no manifest"])

@@ -359,6 +359,7 @@ def resume(state: State, run: Run, settings: PretrainSettings, say: Say) -> None
     state.step = checkpoint.step
     if distributed.rank() == 0:
         run.cut_back(state.step)
+        write_json(run.folder / "config.json", resolved(settings))  # flags may have changed
     say(f"resumed from {newest}")
 
 
