@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,7 @@ import torch
 
 from rookworld import batches, packing, pretrain
 from rookworld.checkpoint import newest_checkpoint
+from rookworld.cli import main
 from rookworld.data.sources import load_rows
 from rookworld.errors import ConfigError, Diverged
 from rookworld.model.tokenizer import Tokenizer
@@ -83,6 +86,53 @@ def test_a_resumed_run_is_bit_exact(
         assert torch.equal(tensor, weights(resumed)[name]), name
     steps = [line["step"] for line in read_lines(tmp_path / "cut" / "metrics.jsonl")]
     assert steps == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_the_step_and_the_run_goes_on(
+    tmp_path: Path,
+    tokenizer: Tokenizer,
+    sources: list[tuple[Packed, float]],
+    number: signal.Signals,
+) -> None:
+    def interrupt(step: int, metrics: dict[str, float]) -> None:
+        if step == 2:
+            os.kill(os.getpid(), number)
+
+    settings = replace(TINY, out=tmp_path / "cut", save_every=6, resume=True)
+    with pytest.raises(pretrain.Interrupted, match="stopped after step 3; --resume goes on"):
+        pretrain.pretrain(settings, sources, tokenizer, on_step=interrupt)
+    newest = newest_checkpoint(tmp_path / "cut", pytest.fail)
+    assert newest is not None and newest.name == "step-000003"
+    resumed = pretrain.pretrain(settings, sources, tokenizer)
+    whole = pretrain.pretrain(replace(TINY, out=tmp_path / "whole"), sources, tokenizer)
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(resumed)[name]), name
+
+
+def test_the_command_exits_130_when_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*args: object, **options: object) -> None:
+        raise pretrain.Interrupted("stopped after step 3; --resume goes on from there")
+
+    monkeypatch.setattr(pretrain, "pretrain", stopped)
+    args = ["pretrain", "--data", "embedded:validation", "--eval-rows", "1", "--out", str(tmp_path)]
+    assert main(args) == 130
+    assert "stopped after step 3" in capfd.readouterr().err
+
+
+def test_a_run_made_longer_is_not_done(
+    tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[Packed, float]]
+) -> None:
+    settings = replace(TINY, steps=1, out=tmp_path, resume=True)
+    pretrain.pretrain(settings, sources, tokenizer)
+
+    def look(step: int, metrics: dict[str, float]) -> None:
+        assert not (tmp_path / "DONE").exists()
+
+    pretrain.pretrain(replace(settings, steps=2), sources, tokenizer, on_step=look)
+    assert (tmp_path / "DONE").exists()
 
 
 def test_a_resumed_run_tells_the_settings_it_goes_on_with(

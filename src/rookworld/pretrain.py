@@ -30,6 +30,7 @@ from rookworld.checkpoint import (
 )
 from rookworld.config import resolved
 from rookworld.errors import ConfigError, Diverged
+from rookworld.interruption import interruptible
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.muon import StackedMuon
 from rookworld.model.precision import passes_in
@@ -43,6 +44,10 @@ Say = Callable[[str], None]
 OnStep = Callable[[int, dict[str, float]], None]
 MAX_SKIPPED = 50
 """Updates without finite gradients after which there is nothing to wait for."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM; a checkpoint has been written."""
 
 
 @dataclass
@@ -78,24 +83,29 @@ def pretrain(
     passes = compiled(state.model, settings, device)
     window: list[dict[str, Tensor]] = []
     began = time.perf_counter()
-    while state.step < settings.steps:
-        set_rates(state, settings)
-        window.append(update(state, passes, loaded, symmetries, settings, device))
-        state.step += 1
-        if state.step % settings.log_every == 0 or state.step == settings.steps:
-            metrics = summarise(window, state, settings, time.perf_counter() - began)
-            check_finite(metrics)
-            if distributed.rank() == 0:
-                run.append("metrics.jsonl", {"step": state.step, **metrics})
-                run.note(log_line(state.step, metrics))
-            on_step(state.step, metrics)
-            window, began = [], time.perf_counter()
-        if due(state.step, settings.save_every, settings.steps):
-            save(run, state, settings)
-            began = time.perf_counter()
-        if due(state.step, settings.eval_every, settings.steps) and evaluate is not None:
-            record(run, state, evaluate)
-            began = time.perf_counter()
+    with interruptible() as asked_to_stop:
+        while state.step < settings.steps:
+            set_rates(state, settings)
+            window.append(update(state, passes, loaded, symmetries, settings, device))
+            state.step += 1
+            stopping = distributed.any_rank(asked_to_stop())
+            # a window cut short is told too: a resumed run begins a new one
+            if stopping or due(state.step, settings.log_every, settings.steps):
+                metrics = summarise(window, state, settings, time.perf_counter() - began)
+                check_finite(metrics)
+                if distributed.rank() == 0:
+                    run.append("metrics.jsonl", {"step": state.step, **metrics})
+                    run.note(log_line(state.step, metrics))
+                on_step(state.step, metrics)
+                window, began = [], time.perf_counter()
+            if stopping or due(state.step, settings.save_every, settings.steps):
+                save(run, state, settings)
+                began = time.perf_counter()
+            if due(state.step, settings.eval_every, settings.steps) and evaluate is not None:
+                record(run, state, evaluate)
+                began = time.perf_counter()
+            if stopping:
+                raise Interrupted(f"stopped after step {state.step}; --resume goes on from there")
     return finish(run, state)
 
 
@@ -360,6 +370,8 @@ def resume(state: State, run: Run, settings: PretrainSettings, say: Say) -> None
     if distributed.rank() == 0:
         run.cut_back(state.step)
         write_json(run.folder / "config.json", resolved(settings))  # flags may have changed
+        if state.step < settings.steps:
+            (run.folder / "DONE").unlink(missing_ok=True)
     say(f"resumed from {newest}")
 
 

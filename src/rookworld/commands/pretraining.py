@@ -46,19 +46,23 @@ def pretrain(args: list[str]) -> int:
     def measure(model: GPT2, tokenizer: Tokenizer) -> dict[str, Any]:
         return evaluate(ModelAnswerer(model, tokenizer), held).to_json()
 
-    with bar("pretraining") as progress:
-        final = loop.pretrain(
-            settings,
-            sources,
-            tokenizer,
-            evaluate=measure,
-            on_step=lambda step, m: progress.update(
-                step,
-                settings.steps,
-                f"loss {m['loss/total']:.3f} first move {m['accuracy/first_move']:.1%}",
-            ),
-            say=progress.say,
-        )
+    try:
+        with bar("pretraining") as progress:
+            final = loop.pretrain(
+                settings,
+                sources,
+                tokenizer,
+                evaluate=measure,
+                on_step=lambda step, m: progress.update(
+                    step,
+                    settings.steps,
+                    f"loss {m['loss/total']:.3f} first move {m['accuracy/first_move']:.1%}",
+                ),
+                say=progress.say,
+            )
+    except loop.Interrupted as stopped:
+        say(str(stopped))
+        return 130
     if distributed.rank() == 0:
         print(final)
     distributed.stop()
