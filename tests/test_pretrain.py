@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rookworld import batches, packing, pretrain
-from rookworld.checkpoint import newest_checkpoint
+from rookworld.checkpoint import newest_checkpoint, save_checkpoint
 from rookworld.cli import main
 from rookworld.data.sources import load_rows
 from rookworld.errors import ConfigError, Diverged
@@ -120,6 +120,21 @@ def test_the_command_exits_130_when_interrupted(
     args = ["pretrain", "--data", "embedded:validation", "--eval-rows", "1", "--out", str(tmp_path)]
     assert main(args) == 130
     assert "stopped after step 3" in capfd.readouterr().err
+
+
+def test_resuming_as_another_kind_of_run_is_one_line(
+    tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[Packed, float]]
+) -> None:
+    settings = replace(TINY, steps=1, out=tmp_path, resume=True)
+    pretrain.pretrain(settings, sources, tokenizer)
+    with pytest.raises(ConfigError, match="n_embd is 32, not 40; resume with the run's own"):
+        pretrain.pretrain(replace(settings, n_embd=40), sources, tokenizer)
+    with pytest.raises(ConfigError, match="--optimizer"):
+        pretrain.pretrain(replace(settings, optimizer="adamw"), sources, tokenizer)
+    saved, state = load_model(tmp_path / "final"), {"step": 2, "guard": {}}
+    save_checkpoint(tmp_path / "checkpoints" / "step-000002", saved, tokenizer, {}, state)
+    with pytest.raises(ConfigError, match="saved by train --backend native, not by pretrain"):
+        pretrain.pretrain(settings, sources, tokenizer)
 
 
 def test_a_run_made_longer_is_not_done(

@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 import child_process
-from rookworld.checkpoint import saved_checkpoints
-from rookworld.errors import RookworldError
+from rookworld.checkpoint import save_checkpoint, saved_checkpoints
+from rookworld.errors import ConfigError, RookworldError
+from rookworld.model.tokenizer import Tokenizer
+from rookworld.model.weights import load_model
 from rookworld.runs import read_json, read_lines
 from rookworld.settings import TrainSettings
 from rookworld.step_metrics import Metrics
@@ -156,6 +158,27 @@ def test_resuming_as_another_kind_of_run_is_one_line(warm_folder: Path, tmp_path
         train(settings, tiny_rows(), weight_evaluation, hooks=stopped_at(1))
     with pytest.raises(RookworldError, match=r"no value\.weight .* --gae"):
         train(replace(settings, gae=True), tiny_rows(), weight_evaluation)
+    for trained in ("blocks", "vectors"):
+        with pytest.raises(ConfigError, match="the run's own --trained"):
+            train(replace(settings, trained=trained), tiny_rows(), weight_evaluation)
+
+
+@pytest.mark.parametrize(
+    ("state", "maker"),
+    [
+        ({"step": 3}, "pretrain"),
+        ({"step": 3, "guard": {}, "backend": "trl"}, "train --backend trl"),
+    ],
+)
+def test_a_run_of_another_command_is_named(
+    warm_folder: Path, tmp_path: Path, state: dict[str, Any], maker: str
+) -> None:
+    folder = tmp_path / "checkpoints" / "step-000003"
+    save_checkpoint(folder, load_model(warm_folder), Tokenizer.load(warm_folder), {}, state)
+    settings = tiny_settings(warm_folder, tmp_path, steps=4, resume=True)
+    with pytest.raises(ConfigError, match=f"saved by {maker}, not by train --backend native"):
+        train(settings, tiny_rows(), weight_evaluation)
+    assert folder.exists()
 
 
 # --- killed -------------------------------------------------------------------------------------

@@ -464,14 +464,14 @@ def test_a_run_stopped_by_a_signal_goes_on_where_it_was(
     done = weights_of(tmp_path / "run/final")
     backend.train(resumed, tiny_rows(), no_evaluation)
     assert weights_of(tmp_path / "run/final") == done
-    with pytest.raises(RookworldError, match="resume with the run's own"):
+    with pytest.raises(RookworldError, match="saved by train --backend trl"):
         native_train(replace(resumed, steps=5, backend="native"), tiny_rows(), no_evaluation)
 
 
 def test_a_native_run_is_not_resumed_here(backend: Any, warm_folder: Path, tmp_path: Path) -> None:
     settings = small(warm_folder, tmp_path / "run", steps=1, backend="native")
     native_train(settings, tiny_rows(), no_evaluation)
-    with pytest.raises(RookworldError, match="saved by --backend native"):
+    with pytest.raises(RookworldError, match="saved by train --backend native"):
         backend.train(replace(settings, resume=True, steps=2), tiny_rows(), no_evaluation)
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rookworld import sharding
-from rookworld.errors import ModelError, RookworldError
+from rookworld.errors import ConfigError, ModelError, RookworldError
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.tokenizer import Tokenizer
-from rookworld.model.weights import atomic_folder, write_model
+from rookworld.model.weights import atomic_folder, read_config, write_model
 
 TENSORS, STATE, MANIFEST = "trainer.safetensors", "trainer.json", "manifest.json"
 SOUND = "SOUND"
@@ -41,6 +41,13 @@ class Checkpoint:
     @property
     def step(self) -> int:
         return int(self.state["step"])
+
+    @property
+    def maker(self) -> str:
+        """The command that saved it: each keeps a state of its own kind."""
+        if self.state.get("backend") == "trl":
+            return "train --backend trl"
+        return "train --backend native" if "guard" in self.state else "pretrain"
 
 
 def save_checkpoint(
@@ -87,6 +94,23 @@ def fault_of(folder: Path) -> str | None:
     except ValueError:
         return f"{MANIFEST} is cut off"
     return None
+
+
+def refuse_another_kind(checkpoint: Checkpoint, command: str, model: GPT2) -> None:
+    """A run is resumed by the command that made it, with a model of its shape."""
+    if checkpoint.maker != command:
+        raise ConfigError(
+            f"{checkpoint.folder}: saved by {checkpoint.maker}, not by {command}; resume with "
+            "that, or choose another --out"
+        )
+    saved, now = asdict(read_config(checkpoint.folder)), asdict(model.config)
+    differing = [f"{name} is {saved[name]}, not {now[name]}" for name in now
+                 if saved[name] != now[name]]  # fmt: skip
+    if differing:
+        raise ConfigError(
+            f"{checkpoint.folder}: {', '.join(differing)}; resume with the run's own model and "
+            "shape, or choose another --out"
+        )
 
 
 def newest_checkpoint(folder: Path, warn: Callable[[str], None]) -> Path | None:
@@ -170,11 +194,21 @@ def restore_optimizer(
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in _below(tensors, prefix):
         index, moment = name.split(".", 1)
+        if not _belongs(value, int(index), parameters):
+            raise ConfigError(
+                f"{prefix}: the moments saved are not those of the weights trained now; resume "
+                "with the run's own --trained (pretrain: --optimizer)"
+            )
         # a copy: tensors read from a file stay mapped to it
         mine = sharding.share_like(value.clone(), parameters[int(index)])
         state.setdefault(int(index), {})[moment] = mine
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _belongs(moment: Tensor, index: int, parameters: list[Tensor]) -> bool:
+    """Whether a moment can be that of the parameter of this number; counts have no shape."""
+    return index < len(parameters) and moment.shape in ((), parameters[index].shape)
 
 
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> Iterable[tuple[str, Tensor]]:

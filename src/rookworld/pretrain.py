@@ -25,6 +25,7 @@ from rookworld.checkpoint import (
     newest_checkpoint,
     optimizer_tensors,
     prune,
+    refuse_another_kind,
     restore_optimizer,
     save_checkpoint,
 )
@@ -359,6 +360,7 @@ def resume(state: State, run: Run, settings: PretrainSettings, say: Say) -> None
             write_json(run.folder / "origin.json", origin(settings.seed))
         return
     checkpoint = load_checkpoint(newest)
+    refuse_another_kind(checkpoint, "pretrain", state.model)
     saved = load_model(str(newest), state.model.device)
     # in place, since Muon's views share the storage of the parameters
     with torch.no_grad():

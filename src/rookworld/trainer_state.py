@@ -28,6 +28,7 @@ from rookworld.checkpoint import (
     newest_checkpoint,
     optimizer_tensors,
     prune,
+    refuse_another_kind,
     restore_optimizer,
     save_checkpoint,
 )
@@ -281,6 +282,7 @@ def resume(state: State, run: Run, settings: TrainSettings, say: Callable[[str],
     if step < 0:
         return False
     checkpoint = load_checkpoint(checkpoint_folder(run, step))
+    refuse_another_kind(checkpoint, "train --backend native", state.learner.whole)
     restore(state, checkpoint, recovering=False)
     distributed.barrier()
     if distributed.rank() == 0:

@@ -28,6 +28,7 @@ from rookworld.checkpoint import (
     newest_checkpoint,
     optimizer_tensors,
     prune,
+    refuse_another_kind,
     save_checkpoint,
 )
 from rookworld.config import resolved
@@ -180,8 +181,7 @@ class Session(TrainerCallback):
             self.save(best=self.assess())
             return None
         checkpoint = load_checkpoint(newest)
-        if checkpoint.state.get("backend") != "trl":
-            raise RookworldError(f"{newest}: saved by --backend native; resume with that")
+        refuse_another_kind(checkpoint, "train --backend trl", self.twin)
         self.twin = load_model(checkpoint.folder, self.device)
         self.step, self.best = checkpoint.step, checkpoint.state["best"]
         self.control.load_state_dict(checkpoint.state["control"])
