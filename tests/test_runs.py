@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rookworld.errors import RookworldError
+from rookworld.errors import ConfigError, RookworldError
 from rookworld.runs import Run, origin, read_json, read_lines, write_json, write_text
 
 
@@ -34,14 +34,33 @@ def test_cutting_back_leaves_no_line_of_a_later_step(tmp_path: Path) -> None:
 
 def test_a_new_run_clears_what_an_earlier_one_left(tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
+    write_json(run.folder / "config.json", {"steps": 1})
     run.append("metrics.jsonl", {"step": 1})
     (run.folder / "checkpoints" / "step-000001").mkdir()
     run.finish()
     assert run.done
-    run.clear()
+    said: list[str] = []
+    run.clear(said.append)
+    run.clear(said.append)  # nothing is left to speak of
+    assert said == [f"{run.folder}: replaces an earlier run, saved after step 1"]
     assert not run.done
     assert not list((run.folder / "checkpoints").iterdir())
     assert not list(read_lines(run.folder / "metrics.jsonl"))
+
+
+@pytest.mark.parametrize("config", [None, {"model_type": "gpt2"}])
+@pytest.mark.parametrize("name", ["final/thesis.tex", "checkpoints/mine", "tensorboard/events"])
+def test_what_no_run_has_left_is_kept(
+    tmp_path: Path, name: str, config: dict[str, str] | None
+) -> None:
+    run = Run(tmp_path)
+    run.clear()  # an empty folder is any run's
+    write_text(tmp_path / name, "dear reader")
+    if config is not None:
+        write_json(tmp_path / "config.json", config)
+    with pytest.raises(ConfigError, match=f"holds {name}, which training there would delete"):
+        run.clear()
+    assert (tmp_path / name).exists()
 
 
 def test_a_file_is_replaced_whole_or_left(tmp_path: Path) -> None:

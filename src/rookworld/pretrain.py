@@ -355,7 +355,7 @@ def resume(state: State, run: Run, settings: PretrainSettings, say: Say) -> None
     newest = newest_checkpoint(run.folder, say) if settings.resume else None
     if newest is None:
         if distributed.rank() == 0:
-            run.clear()
+            run.clear(say)
             write_json(run.folder / "config.json", resolved(settings))
             write_json(run.folder / "origin.json", origin(settings.seed))
         return

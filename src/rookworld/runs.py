@@ -14,15 +14,16 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rookworld import __version__
-from rookworld.errors import RookworldError
+from rookworld.errors import ConfigError, RookworldError
 
 STREAMS = ("metrics.jsonl", "events.jsonl", "rollouts.jsonl", "eval.jsonl")
+FOLDERS = ("checkpoints", "final", "tensorboard")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -120,13 +121,31 @@ class Run:
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
             write_text(log, "".join(line for line in lines if _log_step(line) <= step))
 
-    def clear(self) -> None:
-        """Remove what an earlier run left, so that a new one is not mixed with it."""
+    def clear(self, say: Callable[[str], None] = lambda line: None) -> None:
+        """Remove what an earlier run left, so that a new one is not mixed with it.
+
+        What no run has left is named and kept.
+        """
+        self._refuse_to_lose()
+        steps = [path.name.removeprefix("step-") for path in self.folder.glob("checkpoints/step-*")]
+        done = max((int(number) for number in steps if number.isdigit()), default=0)
+        if done > 0:
+            say(f"{self.folder}: replaces an earlier run, saved after step {done}")
         for name in (*STREAMS, "train.log", "DONE"):
             (self.folder / name).unlink(missing_ok=True)
-        for name in ("checkpoints", "final", "tensorboard"):
+        for name in FOLDERS:
             shutil.rmtree(self.folder / name, ignore_errors=True)
         (self.folder / "checkpoints").mkdir(parents=True)
+
+    def _refuse_to_lose(self) -> None:
+        if _is_settings(self.folder / "config.json"):
+            return
+        for name in FOLDERS:
+            for path in sorted((self.folder / name).glob("*")):
+                raise ConfigError(
+                    f"{self.folder} holds {path.relative_to(self.folder)}, which training there "
+                    "would delete, and is no run's folder: choose another --out or move it"
+                )
 
     def finish(self) -> None:
         """Say that everything else has been written."""
@@ -135,6 +154,14 @@ class Run:
     @property
     def done(self) -> bool:
         return (self.folder / "DONE").exists()
+
+
+def _is_settings(path: Path) -> bool:
+    """Whether a file holds a run's settings: a model has a `config.json` too."""
+    try:
+        return "steps" in json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def _log_step(line: str) -> int:

@@ -363,7 +363,7 @@ def begin(
     """A new run: its settings, the model before training, and a state to return to."""
     distributed.barrier()  # every rank has seen the folder: none makes it again while it is cleared
     if distributed.rank() == 0:
-        run.clear()
+        run.clear(hooks.say)
         write_json(run.folder / "config.json", resolved(settings))
         write_json(run.folder / "origin.json", origin(settings.seed, settings.engine))
     distributed.barrier()
