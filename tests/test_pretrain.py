@@ -137,6 +137,23 @@ def test_resuming_as_another_kind_of_run_is_one_line(
         pretrain.pretrain(settings, sources, tokenizer)
 
 
+def test_a_model_to_start_from_brings_its_shape_and_tokenizer(
+    tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[Packed, float]]
+) -> None:
+    model = str(pretrain.pretrain(replace(TINY, steps=1, out=tmp_path / "a"), sources, tokenizer))
+    default = PretrainSettings()
+    shape = {name: getattr(default, name) for name in pretrain.SHAPE}
+    settings = replace(TINY, steps=1, out=tmp_path / "b", model=model, **shape)
+    pretrain.pretrain(settings, sources, tokenizer)
+    told = read_json(tmp_path / "b" / "config.json")
+    assert (told["n_layer"], told["n_embd"], told["tokenizer"]) == (2, 32, model)
+    with pytest.raises(ConfigError, match=r"--n-layer 3: --model .* has 2; leave it out"):
+        pretrain.pretrain(replace(settings, n_layer=3), sources, tokenizer)
+    for other in (replace(settings, tokenizer="gpt2"), replace(settings, registers=4)):
+        with pytest.raises(ConfigError, match="has its own tokenizer; leave it out"):
+            pretrain.pretrain(other, sources, tokenizer)
+
+
 def test_a_run_made_longer_is_not_done(
     tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[Packed, float]]
 ) -> None:

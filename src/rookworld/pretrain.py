@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from rookworld.settings import PretrainSettings
 
 Say = Callable[[str], None]
 OnStep = Callable[[int, dict[str, float]], None]
+SHAPE = ("n_layer", "n_embd", "n_head", "n_positions")
 MAX_SKIPPED = 50
 """Updates without finite gradients after which there is nothing to wait for."""
 
@@ -75,6 +76,7 @@ def pretrain(
     """Train, writing a run folder; returns the folder of the final model."""
     device = distributed.start(settings.device)
     state = new_state(settings, tokenizer, device)
+    settings = as_started(settings, state.model, tokenizer)
     run = Run(settings.out)
     resume(state, run, settings, say)
     loaded = place(sources, settings, device)
@@ -128,6 +130,27 @@ def new_state(settings: PretrainSettings, tokenizer: Tokenizer, device: torch.de
         model = GPT2(shape).init_weights(settings.seed).to(device)
     optimizers, matrices = make_optimizers(model, settings)
     return State(model, tokenizer, optimizers, matrices)
+
+
+def as_started(settings: PretrainSettings, model: GPT2, tokenizer: Tokenizer) -> PretrainSettings:
+    """The settings with the shape and tokenizer that --model brings; others asked for are refused.
+
+    What has its default was not asked for.
+    """
+    if settings.model is None:
+        return settings
+    default = PretrainSettings()
+    own = {name: getattr(model.config, name) for name in SHAPE}
+    for name, value in own.items():
+        asked = getattr(settings, name)
+        if asked not in (value, getattr(default, name)):
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} {asked}: --model {settings.model} has {value}; leave it out")
+    other = settings.tokenizer not in (default.tokenizer, settings.model)
+    if (other and tokenizer.style == "compact") or settings.registers:
+        flag = f"--tokenizer {settings.tokenizer}" if other else f"--registers {settings.registers}"
+        raise ConfigError(f"{flag}: --model {settings.model} has its own tokenizer; leave it out")
+    return replace(settings, tokenizer=settings.model, **own)
 
 
 def make_optimizers(
