@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rookworld.cards import evaluation, step_of
 from rookworld.checkpoint import (
     drop_after,
     fault_of,
@@ -25,6 +26,7 @@ from rookworld.checkpoint import (
 from rookworld.errors import RookworldError
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.weights import load_model
+from rookworld.runs import Run
 from tiny_training import save_tiny, tiny_tokenizer
 
 
@@ -147,3 +149,17 @@ def test_what_cannot_be_written_is_one_line(model: GPT2, tmp_path: Path) -> None
     (tmp_path / "checkpoints").write_text("a file in the way")
     with pytest.raises(RookworldError, match=r"the checkpoint cannot be written .* --resume"):
         save_steps(tmp_path, model, [1])
+
+
+def test_a_card_tells_the_evaluation_of_its_own_step(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for step, value in ((0, 0.1), (4, 0.4), (8, 0.8)):
+        estimate = {"value": value, "n": 9, "low": value, "high": value}
+        run.append("eval.jsonl", {"step": step, "P/best": estimate})
+    saved = tmp_path / "checkpoints" / "step-000004"
+    saved.mkdir()
+    mark_best(saved)
+    for folder in (saved, saved.with_name("best")):
+        assert "| 0.400 [" in evaluation(tmp_path, step_of(folder))
+    assert evaluation(tmp_path, step_of(saved.with_name("step-000003"))) == ""
+    assert "| 0.800 [" in evaluation(tmp_path, step_of(tmp_path / "final"))

@@ -26,7 +26,7 @@ def model_card(folder: Path, name: str, parameters: int, style: str) -> str:
     run = run_of(folder)
     parts = [f"{HEADER}\n# {name}\n", about(parameters, style), usage(style)]
     if run is not None:
-        parts += [training(run), evaluation(run)]
+        parts += [training(run), evaluation(run, step_of(folder))]
     parts.append("## Licence\n\nGPL-3.0-or-later, like RookWorld itself.\n")
     return "\n".join(part for part in parts if part)
 
@@ -35,6 +35,13 @@ def run_of(folder: Path) -> Path | None:
     """The run a checkpoint lies in, if it lies in one."""
     resolved = folder.resolve()
     return next((p for p in resolved.parents if (p / "origin.json").exists()), None)
+
+
+def step_of(folder: Path) -> int | None:
+    """The step after which a checkpoint was saved; None for a run's final model."""
+    saved = folder.resolve()
+    number = saved.name.rpartition("-")[2]
+    return int(number) if saved.parent.name == "checkpoints" and number.isdigit() else None
 
 
 def about(parameters: int, style: str) -> str:
@@ -72,12 +79,13 @@ def training(run: Path) -> str:
     )
 
 
-def evaluation(run: Path) -> str:
-    """Before and after on the run's held-out rows."""
+def evaluation(run: Path, step: int | None) -> str:
+    """Before and after on the run's held-out rows; nothing where `step` was not evaluated."""
     lines = list(read_lines(run / "eval.jsonl"))
-    if not lines:
+    measured = [line for line in lines if step is None or line["step"] == step]
+    if not measured:
         return ""
-    first, last = lines[0], lines[-1]
+    first, last = lines[0], measured[-1]
     rows = [
         f"| {name} | {told(first[name])} | {told(last[name])} | {last[name]['n']} |"
         for name in METRICS
