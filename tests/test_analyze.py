@@ -18,7 +18,7 @@ from rookworld.analysis_tables import render
 from rookworld.analyze import analyze, kl_share, moving_average, trend
 from rookworld.errors import RookworldError
 from rookworld.records import find_runs, read_run
-from rookworld.runs import write_json
+from rookworld.runs import read_json, write_json
 
 
 def shown(folders: list[Path], width: int = 100) -> str:
@@ -116,6 +116,23 @@ def test_a_run_in_numbers(tmp_path: Path) -> None:
 def test_each_warning_alone(tmp_path: Path, changes: dict[str, float], warning: str) -> None:
     (found,) = analyze(read_run(with_metrics(tmp_path / "run", **changes))).warnings
     assert warning in found
+
+
+def test_low_entropy_is_as_it_should_be_in_an_environment(tmp_path: Path) -> None:
+    folder = with_metrics(tmp_path / "run", policy__entropy=0.001)
+    write_json(folder / "config.json", read_json(folder / "config.json") | {"mix_env_ratio": 1.0})
+    assert analyze(read_run(folder)).warnings == ()
+
+
+def test_steps_of_the_environment_alone_say_nothing_of_entropy(tmp_path: Path) -> None:
+    folder = with_metrics(tmp_path / "run")
+    write_json(folder / "config.json", read_json(folder / "config.json") | {"backend": "trl"})
+    lines = [step_metrics(step, step / 40) for step in range(1, 41)]
+    for line in lines[5:]:
+        line |= {"policy/entropy": 0.001}
+        del line["reward/P"]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert analyze(read_run(folder)).warnings == ()
 
 
 def test_loss_rising_in_a_row(tmp_path: Path) -> None:

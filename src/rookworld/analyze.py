@@ -328,10 +328,20 @@ def _loss_rising(run: RunRecord) -> str | None:
 
 
 def _entropy_low(run: RunRecord) -> str | None:
-    floor, last = number(run.config.get("entropy_floor")), _last_mean(run.series("policy/entropy"))
+    floor, last = number(run.config.get("entropy_floor")), _last_mean(_open_ended_entropy(run))
     if last is None or not floor > 0 or last >= floor:
         return None
     return f"entropy {last:.3g} is under its floor {floor:.3g}: answers are becoming all alike"
+
+
+def _open_ended_entropy(run: RunRecord) -> Values:
+    """Entropy where the guard watches it: an environment answer has one right form, hence none."""
+    entropy = run.series("policy/entropy")
+    if number(run.config.get("mix_env_ratio")) >= 1:
+        return np.full_like(entropy, math.nan)
+    if run.config.get("backend") == "trl":  # P and A take turns there
+        return np.where(np.isfinite(run.series("reward/P")), entropy, math.nan)
+    return entropy
 
 
 def _kl_heavy(run: RunRecord) -> str | None:
