@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rookworld.cli import COMMANDS, main
+from rookworld.commands.display import say, show
 from rookworld.config import TAKES
 from rookworld.data.rows import row_text
 from rookworld.data.sources import load_rows, write_rows
@@ -150,3 +151,10 @@ def test_help_shows_what_else_a_command_takes(
 
 def test_every_command_with_words_before_its_flags_is_one() -> None:
     assert {name.split()[0] for name in TAKES} == set(COMMANDS)
+
+
+def test_names_between_colons_are_no_pictures(capsys: pytest.CaptureFixture[str]) -> None:
+    say("embedded:train: rows")
+    show("embedded:train: rows")
+    shown = capsys.readouterr()
+    assert shown.err == shown.out == "embedded:train: rows\n"

@@ -21,7 +21,11 @@ def console(file: TextIO) -> Console:
     """A terminal has a width of its own; a file or a pipe gets room for whole tables."""
     terminal = file.isatty()
     return Console(
-        file=file, highlight=False, soft_wrap=not terminal, width=None if terminal else FILE_WIDTH
+        file=file,
+        highlight=False,
+        emoji=False,  # `embedded:train:` is a name, not a picture of a train
+        soft_wrap=not terminal,
+        width=None if terminal else FILE_WIDTH,
     )
 
 
