@@ -104,8 +104,8 @@ def refuse_another_kind(checkpoint: Checkpoint, command: str, model: GPT2) -> No
             "that, or choose another --out"
         )
     saved, now = asdict(read_config(checkpoint.folder)), asdict(model.config)
-    differing = [f"{name} is {saved[name]}, not {now[name]}" for name in now
-                 if saved[name] != now[name]]  # fmt: skip
+    other = [name for name in now if saved[name] != now[name]]
+    differing = [f"{name} is {saved[name]}, not {now[name]}" for name in other]
     if differing:
         raise ConfigError(
             f"{checkpoint.folder}: {', '.join(differing)}; resume with the run's own model and "

@@ -257,7 +257,7 @@ class TrainSettings(RewardWeights):
     data: tuple[str, ...] = ("embedded:train",)
     """Rows to take prompts from: `embedded:train`, files (Parquet, JSONL, text), or hub ids."""
     held_out: str = "embedded:validation"
-    """Rows for evaluation, never trained on."""
+    """Rows for evaluation, which should not be among --data: positions that are get a warning."""
     out: Path = Path("runs/train")
     """Run folder."""
     steps: int = 150
