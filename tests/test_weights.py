@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -191,6 +192,13 @@ def test_wrong_tensors_are_named_with_their_file(
     with pytest.raises(ModelError, match=rf"model\.safetensors: {message}") as caught:
         load_model(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_a_runs_folder_says_where_its_model_is(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "run" / "final")
+    (tmp_path / "run" / "config.json").write_text('{"steps": 2}')
+    with pytest.raises(ModelError, match=r"its model is .*final"):
+        load_model(tmp_path / "run")
 
 
 def test_damaged_files_are_named(folder: Path) -> None:

@@ -52,7 +52,7 @@ def score(args: list[str]) -> int:
     files, rest = leading(args)
     settings = parse(ScoreSettings, rest, command="rookworld score", default=ScoreSettings())
     if len(files) != 1:
-        raise ConfigError("rookworld score: name one JSONL file, or - for standard input")
+        raise ConfigError("score: name one JSONL file, or - for standard input")
     rules = RewardRules(shaping=settings.reward_shaping, **settings.chosen())
     with open_judge(settings.judge, settings.engine, settings.nodes) as judge:
         for number, line in _lines(files[0]):
@@ -98,7 +98,7 @@ def evaluate(args: list[str]) -> int:
     models, rest = leading(args)
     settings = parse(EvalSettings, rest, command="rookworld eval", default=EvalSettings())
     if not models:
-        raise ConfigError("rookworld eval: name a model, such as `rookworld eval nano`")
+        raise ConfigError("eval: name a model, such as `rookworld eval nano`")
     with bar("evaluating") as progress:
         result = run_eval(
             models, settings, lambda what, done, total: progress.update(done, total, what)

@@ -31,7 +31,7 @@ def uci(args: list[str]) -> int:
 
     models, rest = leading(args)
     settings = parse(UciSettings, rest, command="rookworld uci", default=UciSettings())
-    model = one_model(models, "rookworld uci") if models else "nano"
+    model = one_model(models, "uci") if models else "nano"
     answerer = load_answerer(
         model, device=settings.device, dtype=settings.dtype, batch_size=64, seed=settings.seed
     )
@@ -59,7 +59,7 @@ def export(args: list[str]) -> int:
 
     models, rest = leading(args)
     settings = parse(ExportSettings, rest, command="rookworld export", default=ExportSettings())
-    folder = resolve_folder(one_model(models, "rookworld export"))
+    folder = resolve_folder(one_model(models, "export"))
     model, tokenizer = load_model(folder), Tokenizer.load(folder)
     dtype = torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
     with atomic_folder(settings.out) as unfinished:

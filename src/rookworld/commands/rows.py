@@ -67,7 +67,7 @@ def _import(args: list[str]) -> int:
 def _show(args: list[str]) -> int:
     sources, rest = leading(args)
     if len(sources) > 1:
-        raise ConfigError(f"rookworld data show: one source at a time, not {' '.join(sources)}")
+        raise ConfigError(f"data show: one source at a time, not {' '.join(sources)}")
     flags = ["--source", *sources, *rest] if sources else rest
     settings = parse(ShowSettings, flags, command="rookworld data show", default=ShowSettings())
     shown = show_rows(settings)

@@ -24,7 +24,7 @@ def analyze(args: list[str]) -> int:
     paths, rest = leading(args)
     settings = parse(AnalyzeSettings, rest, command="rookworld analyze")
     if not paths:
-        raise ConfigError("rookworld analyze: name one or more run folders, or a sweep's folder")
+        raise ConfigError("analyze: name one or more run folders, or a sweep's folder")
     from rookworld.analysis_tables import render, render_sweep
     from rookworld.analyze import analyze as analyzed
     from rookworld.records import find_runs, is_sweep, read_run
@@ -68,7 +68,7 @@ def sweep(args: list[str]) -> int:
     paths, rest = leading(args)
     settings = parse(SweepSettings, rest, command="rookworld sweep")
     if len(paths) > 1:
-        raise ConfigError(f"rookworld sweep: one file at a time, not {' '.join(paths)}")
+        raise ConfigError(f"sweep: one file at a time, not {' '.join(paths)}")
     if paths:
         settings = dataclasses.replace(settings, file=Path(paths[0]))
     if settings.dry_run:

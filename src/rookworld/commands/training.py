@@ -294,7 +294,7 @@ def check(args: list[str]) -> int:
 
     models, rest = leading(args)
     if len(models) > 1:
-        raise ConfigError(f"rookworld check: one model at a time, not {' '.join(models)}")
+        raise ConfigError(f"check: one model at a time, not {' '.join(models)}")
     flags = ["--model", *models, *rest] if models else rest
     settings = read_settings(flags, "rookworld check", about=check.__doc__)
     rows = read_rows(settings.data)

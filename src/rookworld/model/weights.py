@@ -69,6 +69,8 @@ def resolve_folder(source: str | Path) -> Path:
         return folder
     path = Path(source)
     if path.is_dir():
+        if not (path / WEIGHTS).exists() and (path / "final" / WEIGHTS).is_file():
+            raise ModelError(f"{path} is a run's folder: its model is {path / 'final'}")
         return path
     if path.exists():
         raise ModelError(f"{path} is a file: give the model folder that holds it")
