@@ -42,7 +42,11 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=2) + "\n")
+    write_text(path, as_json(value))
+
+
+def as_json(value: Any) -> str:
+    return json.dumps(value, indent=2) + "\n"
 
 
 def read_json(path: Path) -> Any:
@@ -120,6 +124,12 @@ class Run:
         if log.exists():
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
             write_text(log, "".join(line for line in lines if _log_step(line) <= step))
+
+    def tell_settings(self, settings: Mapping[str, Any]) -> None:
+        """Write down what a resumed run goes on with; the disk is left alone if that is known."""
+        path, text = self.folder / "config.json", as_json(settings)
+        if not path.exists() or path.read_text(encoding="utf-8", errors="replace") != text:
+            write_text(path, text)
 
     def clear(self, say: Callable[[str], None] = lambda line: None) -> None:
         """Remove what an earlier run left, so that a new one is not mixed with it.
