@@ -18,6 +18,7 @@ from rookworld.checkpoint import newest_checkpoint, save_checkpoint
 from rookworld.cli import main
 from rookworld.data.sources import load_rows
 from rookworld.errors import ConfigError, Diverged
+from rookworld.interruption import Interrupted
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.packing import Packed
@@ -100,7 +101,7 @@ def test_a_signal_saves_the_step_and_the_run_goes_on(
             os.kill(os.getpid(), number)
 
     settings = replace(TINY, out=tmp_path / "cut", save_every=6, resume=True)
-    with pytest.raises(pretrain.Interrupted, match="stopped after step 3; --resume goes on"):
+    with pytest.raises(Interrupted, match="stopped after step 3; --resume goes on"):
         pretrain.pretrain(settings, sources, tokenizer, on_step=interrupt)
     newest = newest_checkpoint(tmp_path / "cut", pytest.fail)
     assert newest is not None and newest.name == "step-000003"
@@ -114,7 +115,7 @@ def test_the_command_exits_130_when_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def stopped(*args: object, **options: object) -> None:
-        raise pretrain.Interrupted("stopped after step 3; --resume goes on from there")
+        raise Interrupted("stopped after step 3; --resume goes on from there")
 
     monkeypatch.setattr(pretrain, "pretrain", stopped)
     args = ["pretrain", "--data", "embedded:validation", "--eval-rows", "1", "--out", str(tmp_path)]

@@ -17,12 +17,13 @@ import pytest
 import child_process
 from rookworld.checkpoint import save_checkpoint, saved_checkpoints
 from rookworld.errors import ConfigError, RookworldError
+from rookworld.interruption import Interrupted
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.runs import read_json, read_lines
 from rookworld.settings import TrainSettings
 from rookworld.step_metrics import Metrics
-from rookworld.train import Hooks, Interrupted, train
+from rookworld.train import Hooks, train
 from tiny_training import (
     metrics_of,
     tiny_rows,

@@ -19,12 +19,12 @@ import pytest
 
 import rookworld
 from rookworld.commands.training import read_settings
+from rookworld.config import Bounds
 from rookworld.errors import ConfigError
 from rookworld.presets import PRETRAIN_PRESETS, TRAIN_PRESETS
 from rookworld.settings import (
     PRETRAIN_BOUNDS,
     TRAIN_BOUNDS,
-    Bounds,
     PretrainSettings,
     RewardWeights,
     TrainSettings,

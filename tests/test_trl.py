@@ -23,6 +23,7 @@ from rookworld.cli import main
 from rookworld.commands.training import read_settings
 from rookworld.errors import ConfigError, DataError, Diverged, RookworldError
 from rookworld.evaluate import HeldOut
+from rookworld.interruption import Interrupted
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.weights import load_model
 from rookworld.runs import read_json, read_lines, write_json
@@ -32,7 +33,7 @@ from rookworld.tasks.judge import LabelsJudge
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.reward import RewardRules
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
-from rookworld.train import Hooks, Interrupted
+from rookworld.train import Hooks
 from rookworld.train import train as native_train
 from rookworld.trl import environment_reward, policy_reward, records, reward_function
 from tiny_training import (

@@ -12,6 +12,10 @@ from contextlib import contextmanager
 from types import FrameType
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM; a checkpoint has been written."""
+
+
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
     """A function that says whether somebody has asked to stop."""

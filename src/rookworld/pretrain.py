@@ -31,7 +31,7 @@ from rookworld.checkpoint import (
 )
 from rookworld.config import resolved
 from rookworld.errors import ConfigError, Diverged
-from rookworld.interruption import interruptible
+from rookworld.interruption import Interrupted, interruptible
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.muon import StackedMuon
 from rookworld.model.precision import passes_in
@@ -46,10 +46,6 @@ OnStep = Callable[[int, dict[str, float]], None]
 SHAPE = ("n_layer", "n_embd", "n_head", "n_positions")
 MAX_SKIPPED = 50
 """Updates without finite gradients after which there is nothing to wait for."""
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM; a checkpoint has been written."""
 
 
 @dataclass

@@ -5,63 +5,23 @@ Every field is read by something, and every number has bounds in a table (tests 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import inf
 from pathlib import Path
 from typing import Literal
 
-from rookworld.config import require
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """Where a number may lie: never at infinity, and NaN lies nowhere."""
-
-    lowest: float
-    highest: float = inf
-    lowest_allowed: bool = True
-    said: str = ""
-    """What is allowed, where there is more to say than the numbers."""
-
-    def hold(self, value: float) -> bool:
-        inside = self.lowest <= value <= self.highest and -inf < value < inf
-        return inside and (self.lowest_allowed or value != self.lowest)
-
-    def allowed(self) -> str:
-        if self.said:
-            return self.said
-        if self.lowest == -inf:
-            return f"give {self.highest} or less"
-        if not self.lowest_allowed:
-            end = "" if self.highest == inf else f" and at most {self.highest}"
-            return f"give more than {self.lowest}{end}"
-        return f"give {self.lowest} " + ("or more" if self.highest == inf else f"to {self.highest}")
-
-
-COUNT = Bounds(1, said="must be positive")
-FROM_ZERO = Bounds(0)
-POSITIVE = Bounds(0, lowest_allowed=False)
-SHARE = Bounds(0, 1)
-SHARE_NOT_ZERO = Bounds(0, 1, lowest_allowed=False)
-SEED = Bounds(0, 2**64 - 1)  # what torch takes
-
-
-def bounds_of(table: Mapping[Bounds, str]) -> dict[str, Bounds]:
-    """Field name -> bounds, of a table that names the fields of each kind."""
-    return {name: bounds for bounds, names in table.items() for name in names.split()}
-
-
-def check_bounds(settings: object, table: Mapping[str, Bounds]) -> None:
-    """Refuse, by its flag, a number beyond its bounds; None is a number not given."""
-    for name, bounds in table.items():
-        value = getattr(settings, name)
-        if value is None:
-            continue
-        finite = -inf < value < inf  # isfinite() cannot take every int
-        allowed = bounds.allowed() if finite else "give a finite number"
-        require(bounds.hold(value), f"--{name.replace('_', '-')} {value}: {allowed}")
-
+from rookworld.config import (
+    COUNT,
+    FROM_ZERO,
+    POSITIVE,
+    SEED,
+    SHARE,
+    SHARE_NOT_ZERO,
+    Bounds,
+    bounds_of,
+    check_bounds,
+    require,
+)
 
 PRETRAIN_BOUNDS = bounds_of(
     {

@@ -33,7 +33,7 @@ from rookworld.evaluate import Evaluation
 from rookworld.grpo.loss import StepTotals
 from rookworld.grpo.rulings import Continue, EvalHealth, Restore, Ruling, Skip, StepHealth, Stop
 from rookworld.grpo.schedule import lr_multiplier, ramp
-from rookworld.interruption import interruptible
+from rookworld.interruption import Interrupted, interruptible
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.precision import arithmetic, matrices_in
 from rookworld.model.tokenizer import Tokenizer
@@ -85,10 +85,6 @@ class Hooks:
     on_event: Callable[[dict[str, Any]], None] = lambda event: None
     on_samples: Callable[[int, Sequence[Group]], None] = lambda step, groups: None
     say: Callable[[str], None] = lambda line: None
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM; a checkpoint has been written."""
 
 
 def train(

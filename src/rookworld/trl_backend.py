@@ -29,7 +29,7 @@ from rookworld.checkpoint import (
     restore_optimizer,
 )
 from rookworld.errors import ConfigError
-from rookworld.interruption import interruptible
+from rookworld.interruption import Interrupted, interruptible
 from rookworld.model.precision import arithmetic
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder
@@ -37,7 +37,7 @@ from rookworld.rollout import Prompt, Prompts, prompt_text
 from rookworld.runs import Run
 from rookworld.settings import TrainSettings
 from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow
-from rookworld.train import Evaluate, Hooks, Interrupted
+from rookworld.train import Evaluate, Hooks
 from rookworld.trainer_state import (
     fits,
 )

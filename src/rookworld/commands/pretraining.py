@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rookworld.commands.display import banner, bar, say
 from rookworld.config import layered, parse, resolved, short_hash
+from rookworld.interruption import Interrupted
 from rookworld.presets import PRETRAIN_PRESETS
 from rookworld.settings import PretrainSettings
 
@@ -53,17 +55,19 @@ def pretrain(args: list[str]) -> int:
                 sources,
                 tokenizer,
                 evaluate=measure,
-                on_step=lambda step, m: progress.update(
-                    step,
-                    settings.steps,
-                    f"loss {m['loss/total']:.3f} first move {m['accuracy/first_move']:.1%}",
-                ),
+                on_step=lambda step, m: progress.update(step, settings.steps, told(m)),
                 say=progress.say,
             )
-    except loop.Interrupted as stopped:
+    except Interrupted as stopped:
         say(str(stopped))
         return 130
     if distributed.rank() == 0:
         print(final)
     distributed.stop()
     return 0
+
+
+def told(metrics: Mapping[str, float]) -> str:
+    """A step in a few words."""
+    loss, first = metrics["loss/total"], metrics["accuracy/first_move"]
+    return f"loss {loss:.3f} first move {first:.1%}"

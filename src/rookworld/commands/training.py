@@ -16,6 +16,7 @@ from rookworld.commands.judging import open_judge
 from rookworld.config import layered, leading, override, parse, resolved, short_hash
 from rookworld.data.sources import load_rows
 from rookworld.errors import ConfigError
+from rookworld.interruption import Interrupted
 from rookworld.presets import TRAIN_PRESETS
 from rookworld.settings import TrainSettings
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
@@ -81,7 +82,7 @@ def train(args: list[str]) -> int:
         ):
             hooks = watch(settings, progress, evaluations, record)
             final = begin(settings, rows, measure(settings, held), judge, hooks)
-    except loop.Interrupted as stopped:
+    except Interrupted as stopped:
         say(str(stopped))
         return 130
     if distributed.rank() == 0:
