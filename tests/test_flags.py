@@ -141,7 +141,7 @@ def watch_rules(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     owners: dict[Any, tuple[str, ...]] = {
         credit: ("AdvantageSettings", "gae", "field_advantages"),
-        passes: ("Draw", "token_stats", "micro_packs"),
+        passes: ("Draw", "token_stats", "micro_packs", "expected_worth"),
         update: ("LossSettings",),
     }
     for owner, names in owners.items():
@@ -157,6 +157,7 @@ BY_A_STEP: list[tuple[str, Callable[[dict[str, Any]], Any], Any]] = [
     ("--advantage-clip 2", lambda seen: seen["AdvantageSettings"][1]["clip"], 2),
     ("--credit answer", lambda seen: "field_advantages" in seen, False),
     ("--credit outlook", lambda seen: seen["field_advantages"][1]["paid_by"], "outlook"),
+    ("--credit choices", lambda seen: "expected_worth" in seen, True),
     ("--loss gspo", lambda seen: seen["LossSettings"][1]["name"], "gspo"),
     ("--clip-range 0.05", lambda seen: seen["LossSettings"][1]["clip_low"], 0.05),
     ("--clip-range-high 0.4", lambda seen: seen["LossSettings"][1]["clip_high"], 0.4),

@@ -10,12 +10,12 @@ import torch
 
 from rookworld.grpo.advantages import AdvantageSettings, field_advantages, next_worths
 from rookworld.model.tokenizer import Tokenizer
-from rookworld.rollout import begun_stages
+from rookworld.rollout import Answers, Prompt, alternatives, begun_stages
 from rookworld.tasks.environment import ENVIRONMENT, transition
-from rookworld.tasks.outlook import USUAL_ACCURACY, USUAL_HITS, outlooks
+from rookworld.tasks.outlook import USUAL_ACCURACY, USUAL_HITS, choices, outlooks
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.reward import RewardRules
-from rookworld.tasks.task import EnvironmentRow, PolicyRow
+from rookworld.tasks.task import EnvironmentRow, PolicyRow, legal_moves
 
 RULES = RewardRules()
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
@@ -191,3 +191,69 @@ def test_ids_that_the_tokenizer_does_not_know_promise_nothing(tiny_folder: Path)
 def zip_vocabulary(tokenizer: Tokenizer, sign: str) -> list[tuple[str, bool]]:
     held = tokenizer.holding(sign)
     return [(text, held[number]) for text, number in tokenizer.vocabulary().items()]
+
+
+# --- what else could have been listed -----------------------------------------------------------
+
+LEGAL = sorted(legal_moves(START))
+
+
+def offered(text: str, row: PolicyRow = ROW) -> list[dict[str, float]]:
+    """For each place of a list, the worth of each word in it."""
+    found = choices(row, text, RULES)
+    lines = np.array(found.worths).reshape(found.places, len(found.words))
+    return [dict(zip(found.words, line, strict=True)) for line in lines.tolist()]
+
+
+def test_a_choice_is_worth_what_naming_it_would_have_promised() -> None:
+    *places, end = offered(GOLD)
+    named = GOLD.split(" ")[1:6]
+    assert [list(place) for place in places] == [[*LEGAL, "E:"]] * 5
+    illegal = worths(" e2e5 a2a3")[0]
+    for n, place in enumerate(places):
+        for move in LEGAL:
+            begun = [*named[:n], move]
+            rest = [other for other in LEGAL if other not in begun][: 4 - n]
+            promised = worths(" ".join(["", *begun, *rest, "E:"]))[n]
+            assert place[move] == pytest.approx(promised - illegal), (n, move)
+        if n > 0:
+            short = worths(" ".join(["", *named[:n], "E:"]))[-1]
+            assert place["E:"] == pytest.approx(short - illegal)
+    assert places[0]["E:"] == pytest.approx(RULES.p_malformed - illegal)
+    assert max(end, key=lambda word: end[word]) == "E:"
+    assert end["E:"] == pytest.approx(worths(GOLD)[-1] - illegal)
+
+
+def test_the_end_of_a_list_pays_where_fewer_moves_exist() -> None:
+    few = PolicyRow("7k/8/6KP/8/8/8/8/8 b - - 0 1", ("h8g8",), (-500,))
+    first, second = offered(" h8g8 E: -5.0 B: h8g8", few)
+    assert first["h8g8"] > first["E:"] and second["E:"] > second["h8g8"]
+    assert second["E:"] > 0.0 > second["h8g8"]
+
+
+def test_choices_end_where_a_list_is_spoilt() -> None:
+    assert len(offered(" e2e4 e2e5 d2d4 E: 0.4")) == 2
+    assert len(offered(" e2e4 e2e4 d2d4 E: 0.4")) == 2
+    assert len(offered(" e2e4 junk d2d4 E: 0.4")) == 2
+    assert len(offered(" e2e4  d2d4 g1f3")) == 2
+    assert len(offered(" " + " ".join(LEGAL))) == 6
+    assert len(offered("")) == 1 == len(offered(" E: 0.3"))
+    assert offered(" M:" + GOLD) == offered(GOLD)
+
+
+def test_choices_stand_where_moves_were_drawn(tiny_folder: Path) -> None:
+    tokenizer = Tokenizer.load(tiny_folder)
+    texts = (GOLD, " M:" + GOLD, " e2e4 e2e5", " e2e4 junk", " e2e4", "")
+    lines = [tokenizer.encode(text) for text in texts]
+    counts = [len(line) for line in lines]
+    counts[0] += 1  # only this one has its end
+    ids = np.array([line + [tokenizer.eos] * (max(counts) - len(line)) for line in lines])
+    nothing, done = torch.zeros(6, max(counts)), (True,) * 6
+    prompt = Prompt("P", ROW, (1,), 0)
+    answers = Answers(prompt, nothing, nothing, nothing, nothing, ids, counts, done)
+    found = alternatives(answers, [choices(ROW, text, RULES) for text in texts], tokenizer)
+    assert found is not None
+    assert found.ids == [tokenizer.token(f" {word}") for word in (*LEGAL, "E:")]
+    assert found.answers == [0] * 6 + [1] * 6 + [2] * 2 + [3] * 2 + [4]
+    assert found.places == [0, 1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 6, 0, 1, 0, 1, 0]
+    assert len(found.worths) == len(found.places) * len(found.ids)

@@ -129,6 +129,8 @@ def test_settings_come_from_defaults_then_preset_then_file_then_flags(tmp_path: 
         ("--p-top-p 1.2", "--p-top-p 1.2"),
         ("--kl-type k1_reward --top-k 5", "--kl-type k1_reward"),
         ("--kl-type k1_reward --credit outlook", "--credit outlook with --kl-type k1_reward"),
+        ("--kl-type k1_reward --credit choices", "--credit choices with --kl-type k1_reward"),
+        ("--credit choices --loss gspo", "--credit choices with --loss gspo"),
         ("--kl-coef-min 1 --kl-coef-max 0.5", "--kl-coef-min 1.0 is above --kl-coef-max 0.5"),
         ("--loss ppo", "ppo"),
         ("--recovery-lr-factor 2", "--recovery-lr-factor 2.0: give more than 0 and at most 1"),

@@ -137,7 +137,7 @@ REFUSED = [
     *("--advantage-std-floor 0.1", "--reward-norm", "--updates-per-rollout 2", "--loss tv"),
     *("--tv-delta 0.1", "--kl-type k2", "--kl-collect-cap 1", "--ref-reset-kl 1"),
     *("--ref-device cpu", "--recovery-lr-factor 0.1", "--max-recoveries 1", "--compile"),
-    *("--shard", "--recompute", "--no-graphs", "--credit outlook"),
+    *("--shard", "--recompute", "--no-graphs", "--credit outlook", "--credit choices"),
     *("--flat-tries 3", "--p-temperature 0.8", "--a-temperature 0.8", "--device cuda:1"),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.packs import pack
 from rookworld.passes import Learner, Micro
-from rookworld.rollout import Group, Promises, Prompt, Prompts
+from rookworld.rollout import Alternatives, Group, Promises, Prompt, Prompts
 from rookworld.settings import TrainSettings
 from rookworld.tasks.reward import RunningNorm
 from rookworld.tasks.task import Verdict
@@ -77,6 +78,20 @@ def made_group(prompt: Prompt, tokenizer: Tokenizer, seed: int) -> Group:
             torch.rand(K, 2, generator=generator, dtype=torch.float64),
             torch.randint(0, 3, (K, width), generator=generator).sort(1).values,
         ),
+        made_alternatives(lengths.tolist(), generator) if prompt.letter == "P" else None,
+    )
+
+
+def made_alternatives(lengths: Sequence[int], generator: torch.Generator) -> Alternatives:
+    """Up to two choices an answer, between a few tokens."""
+    where = [(i, place) for i, length in enumerate(lengths) for place in range(min(2, length))]
+    moves = int(torch.randint(3, 9, (), generator=generator))
+    worths = torch.randn(len(where) * moves, generator=generator, dtype=torch.float64)
+    return Alternatives(
+        torch.randperm(300, generator=generator)[:moves].tolist(),
+        [i for i, _ in where],
+        [place for _, place in where],
+        array("d", worths.tolist()),
     )
 
 
@@ -179,10 +194,59 @@ def test_shared_prefix_gradient_is_the_plain_one(
     assert relative(shared, plain_gradient(groups, learner, settings)) < 1e-6
 
 
+@pytest.mark.parametrize("scale", ["none", "batch", "group"])
+def test_a_choice_learns_from_everything_it_could_have_been(
+    learner: Learner, groups: list[Group], tmp_path: Path, scale: str
+) -> None:
+    """The gradient of what choices are worth on average, by the formula alone."""
+    settings = settings_of(tmp_path, credit="choices", advantage_scale=scale, p_temperature=0.6)
+    _, found, micros = computed(groups, learner, settings)
+    silent = [worthless(group) for group in groups]
+    _, without, _ = computed(silent, learner, settings)
+    spread = torch.tensor([group.rewards for group in groups], dtype=torch.float64)
+    spread = spread - spread.mean(1, keepdim=True)
+    by_group = {"none": [1.0] * 5, "batch": [float(spread.std(correction=0))] * 5}
+    by_group["group"] = spread.std(1, correction=0).tolist()
+    total = torch.zeros((), dtype=torch.float64)
+    for parameter in learner.parameters():
+        parameter.grad = None
+    for group, deviation in zip(groups, by_group[scale], strict=True):
+        if (one := group.alternatives) is None:
+            continue
+        table = torch.tensor(one.worths, dtype=torch.float64).view(len(one.places), -1)
+        for i, place, worth in zip(one.answers, one.places, table, strict=True):
+            head = len(group.prompt.ids)
+            ids = torch.tensor([[*group.prompt.ids, *group.tokens[i, :place].tolist()]])
+            states = learner.model(ids)[0, head + place - 1]
+            drawn = (learner.model.logits(states) / 0.6).softmax(-1)
+            total = total - (drawn[one.ids] * worth).sum() / deviation
+    total = total / sum(int(group.lengths.sum()) for group in groups)
+    total.backward()  # type: ignore[no-untyped-call]
+    plain = [torch.zeros_like(p) if p.grad is None else p.grad for p in learner.model.parameters()]
+    moved = [a - b for a, b in zip(found, without, strict=True)]
+    assert relative(moved, plain) < 1e-6
+    for micro in micros:
+        assert micro.advantages is not None
+        for at, group in enumerate(micro.groups):
+            if (one := group.alternatives) is not None:
+                paid = micro.advantages[at * K : (at + 1) * K][one.answers, one.places]
+                assert not paid.any()
+
+
+def worthless(group: Group) -> Group:
+    """The same choices between things worth nothing."""
+    one = group.alternatives
+    if one is None:
+        return group
+    return replace(group, alternatives=replace(one, worths=array("d", [0.0] * len(one.worths))))
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         *({"loss": name} for name in LOSSES),
+        *({"credit": "choices", "advantage_scale": name} for name in ("batch", "group")),
+        {"credit": "choices", "kl_collect_cap": 0.5},
         *({"credit": "fields", "advantage_scale": name} for name in ("batch", "group")),
         *({"kl_type": name} for name in ("reverse", "symmetric", "k2", "k3", "k1_reward")),
         *({"baseline_type": name} for name in ("rloo", "ema", "adaptive")),

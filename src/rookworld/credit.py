@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rookworld import distributed, sharding
 from rookworld.grpo.advantages import (
+    SCALES,
     AdvantageSettings,
     RunningMeans,
     batch_std,
@@ -25,6 +29,7 @@ from rookworld.grpo.advantages import (
     scaled_advantages,
     task_sums,
 )
+from rookworld.grpo.choices import Choices
 from rookworld.grpo.kl import k1_penalty
 from rookworld.model.precision import passes_in
 from rookworld.packs import laid, sent
@@ -67,6 +72,8 @@ def set_advantages(
     for micro, values, rewarded in zip(micros, centred, rewards, strict=True):
         if settings.credit != "answer":
             scaled = by_field(micro, rewarded, values, norm, deviation, rules, settings.credit)
+            if settings.credit == "choices":
+                by_choice(micro, scaled, values, norm, deviation, rules)
         else:
             scaled = scaled_advantages(values, deviation, rules).reshape(-1)
         micro.advantages = sent(scaled.float(), micro.old_logp.device)
@@ -79,17 +86,65 @@ def by_field(
     norm: RunningNorm | None,
     deviation: float,
     rules: AdvantageSettings,
-    paid_by: str,
+    credit: str,
 ) -> Tensor:
     """[answers, tokens] advantages in which no token is paid for what stands before it."""
     promises = [group.promises for group in micro.groups]
     assert all(promises), "credit by field needs groups that were collected for it"
     worths = torch.stack([one.worths for one in promises if one])
+    paid_by = "outlook" if credit == "choices" else credit
     if norm is not None:
         worths = torch.tensor(norm.normalise(worths.flatten().tolist())).view_as(worths)
     stages = laid([one.stages for one in promises if one], micro.pack.width, 0)
     paid = field_advantages(rewards, centred, worths, stages, deviation, rules, paid_by=paid_by)
     return paid.flatten(0, 1)
+
+
+def by_choice(
+    micro: Micro,
+    advantages: Tensor,
+    centred: Tensor,
+    norm: RunningNorm | None,
+    deviation: float,
+    rules: AdvantageSettings,
+) -> None:
+    """Let tokens that listed a move learn from all moves; what they are paid beside it goes."""
+    found = [(at, one.alternatives) for at, one in enumerate(micro.groups) if one.alternatives]
+    if not found:
+        return
+    divisor = SCALES[rules.scale](centred, deviation, rules.std_floor)
+    if norm is not None:
+        divisor = divisor * norm.deviation
+    k, tables = centred.shape[1], [one for _, one in found]
+    counts = [len(one.places) for one in tables]
+    group = torch.from_numpy(np.repeat([at for at, _ in found], counts))
+    sequences = group * k + torch.from_numpy(joined([one.answers for one in tables], int))
+    places = torch.from_numpy(joined([one.places for one in tables], int))
+    advantages[sequences, places] = 0.0
+    widths = np.array([len(one.ids) for one in tables])
+    ids = padded(joined([one.ids for one in tables], int), widths)
+    worths = padded(joined([one.worths for one in tables], float), np.repeat(widths, counts))
+    lengths = torch.cat([one.lengths for one in micro.groups])
+    begun, device = lengths.cumsum(0) - lengths, lengths.device
+    table = torch.from_numpy(np.repeat(np.arange(len(found)), counts))
+    micro.choices = Choices(
+        rows=begun[sent(sequences, device)] + sent(places, device),
+        ids=sent(ids, device)[sent(table, device)],
+        worths=sent((worths / divisor[group]).float(), device),
+    )
+
+
+def joined(parts: Sequence[Sequence[Any]], dtype: type) -> NDArray[Any]:
+    """Lists one behind the other."""
+    return np.concatenate([np.asarray(part, dtype=dtype) for part in parts])
+
+
+def padded(values: NDArray[Any], widths: NDArray[np.int64]) -> Tensor:
+    """Lines of various widths, one behind the other, as a table with zeros at the right."""
+    there = np.arange(widths.max()) < widths[:, None]
+    table = np.zeros(there.shape, dtype=values.dtype)
+    table[there] = values
+    return torch.from_numpy(table)
 
 
 def answer_rewards(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rookworld import sharding
+from rookworld.grpo.choices import Choices, expected_worth
 from rookworld.grpo.kl import EXACT, Draw, TokenStats, k3, token_stats
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.graphs import PassGraphs
@@ -84,6 +85,8 @@ class Micro:
     advantages: Tensor | None = None
     """[answers] or [answers, tokens]."""
     returns: Tensor | None = None
+    choices: Choices | None = None
+    """Rows that learn from everything they could have chosen; their advantages are 0."""
 
     @property
     def ref_hidden(self) -> Tensor:
@@ -231,6 +234,15 @@ def stats_of(micro: Micro, hidden: Tensor, learner: Learner, settings: TrainSett
         kind=kind,
         chunk=learner.chunk,
     )
+
+
+def chosen_worths(micro: Micro, hidden: Tensor, learner: Learner) -> Tensor | None:
+    """[rows] what a row's choice is worth on average, 0 where a row learns from what it drew."""
+    choices = micro.choices
+    if choices is None:
+        return None
+    found = expected_worth(hidden, learner.model.lm_head.weight, micro.draw, choices)
+    return torch.zeros_like(micro.old_logp).index_put((choices.rows,), found)
 
 
 @torch.no_grad()

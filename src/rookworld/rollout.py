@@ -8,6 +8,7 @@ data.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -25,7 +26,8 @@ from rookworld.model.gpt2 import GPT2
 from rookworld.model.sampling import ROWS_AT_ONCE, Sampling, sample
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.tasks.environment import ENVIRONMENT
-from rookworld.tasks.outlook import SIGNS, STAGES, Outlook
+from rookworld.tasks.notation import is_move_text
+from rookworld.tasks.outlook import END_OF_LIST, SIGNS, STAGES, Choices, Outlook
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.reward import RewardRules
 from rookworld.tasks.scoring import Question, Scorer, Scores, Workers
@@ -59,6 +61,23 @@ class Promises:
 
 
 @dataclass(frozen=True)
+class Alternatives:
+    """What each choice was worth wherever one of K answers listed a move or ended its list.
+
+    Plain numbers: a tensor for each of thousands of prompts would take longer than their answers.
+    """
+
+    ids: list[int]
+    """[words] the token of each legal move, and of the list's end."""
+    answers: list[int]
+    """[places] which of the K answers."""
+    places: list[int]
+    """[places] which token of it."""
+    worths: array[float]
+    """[places x words] above that of any other token."""
+
+
+@dataclass(frozen=True)
 class Group:
     """A prompt's K answers as sampled, with verdicts; tensors on the model's device."""
 
@@ -76,6 +95,8 @@ class Group:
     verdicts: tuple[Verdict, ...]
     promises: Promises | None = None
     """With credit by field: what each answer was worth while it was written."""
+    alternatives: Alternatives | None = None
+    """With credit by choice: what else could have been listed."""
 
     @property
     def rewards(self) -> list[float]:
@@ -156,6 +177,8 @@ class Collector:
     judge: Judge | None = None
     by_field: bool = False
     """Also work out what each answer was worth while it was written."""
+    by_choice: bool = False
+    """And what every move was worth that could have been listed."""
     dtype: torch.dtype | None = None
     """What the sampler's matrices are in; default: as the model's."""
     workers: Workers | None = None
@@ -169,7 +192,7 @@ class Collector:
         """Sampled and judged answers to each prompt, in the prompts' order."""
         if not prompts:
             return []
-        scorer = Scorer(self.rules, progress, self.by_field, self.judge)
+        scorer = Scorer(self.rules, progress, self.by_field, self.judge, self.by_choice)
         order = sorted(range(len(prompts)), key=lambda place: len(prompts[place].ids))
         most = len(order) if self.workers is None else max(1, ROWS_AT_ONCE // self.k)
         begun = []
@@ -268,6 +291,7 @@ class Collector:
                 question.texts,
                 found.verdicts,
                 promise,
+                alternatives(one, found.choices, self.tokenizer) if found.choices else None,
             )
             for one, question, found, promise in zip(
                 answers, questions, scores, promises, strict=True
@@ -334,6 +358,36 @@ def begun_stages(
     worths[number, stage - 1] = np.array([outlook.worth for outlook in listed])[came]
     np.maximum.at(stages, (number, place), stage)
     return worths, np.maximum.accumulate(stages, axis=1)
+
+
+def alternatives(
+    one: Answers, found: Sequence[Choices], tokenizer: Tokenizer
+) -> Alternatives | None:
+    """Choices of the answers to an analysis, and the tokens that made them; None without any."""
+    tokens, named = move_tokens(tokenizer)
+    ids = [tokens[word] for word in found[0].words]
+    answers, places, worths = list[int](), list[int](), array("d")
+    for number, chosen in enumerate(found):
+        there = min(chosen.places, one.counts[number] - chosen.echoed)
+        where = range(chosen.echoed, chosen.echoed + there)
+        # none may be spelled out in characters; the last one may be anything
+        if there > 0 and named.issuperset(one.ids[number, where.start : where.stop - 1].tolist()):
+            answers += [number] * there
+            places += where
+            worths += chosen.worths[: there * len(ids)]
+    return Alternatives(ids, answers, places, worths) if places else None
+
+
+@lru_cache(maxsize=8)
+def move_tokens(tokenizer: Tokenizer) -> tuple[dict[str, int], frozenset[int]]:
+    """The tokens that are a move or the end of a list, and which of them are a move.
+
+    None in a vocabulary that spells moves in pieces.
+    """
+    spelled = {text.removeprefix(" "): number for text, number in tokenizer.vocabulary().items()}
+    moves = {text: number for text, number in spelled.items() if is_move_text(text)}
+    end = {END_OF_LIST: spelled[END_OF_LIST]} if moves else {}
+    return moves | end, frozenset(moves.values())
 
 
 @lru_cache(maxsize=8)

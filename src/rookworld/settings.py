@@ -291,9 +291,10 @@ class TrainSettings(RewardWeights):
     """Least deviation to divide by: noise must not become gradient."""
     advantage_clip: float = 5.0
     """Advantages are clipped to ± this; 0: not."""
-    credit: Literal["answer", "fields", "outlook"] = "fields"
+    credit: Literal["answer", "fields", "outlook", "choices"] = "fields"
     """What a token is paid for: the whole answer; `fields`, what comes after the move or field
-    before it (the same mean gradient, less noise); `outlook`, what it changes itself."""
+    before it (the same mean gradient, less noise); `outlook`, what it changes itself; `choices`,
+    the same, and where a move is listed every move is paid, not only the one that was drawn."""
     gae: bool = False
     """Token-level advantages by a value head, in place of the baseline."""
     gamma: float = 1.0
@@ -408,9 +409,14 @@ class TrainSettings(RewardWeights):
             "leave --top-k at 0 and --top-p at 1",
         )
         require(
-            self.credit != "outlook" or self.kl_type != "k1_reward" or self.gae,
-            "--credit outlook with --kl-type k1_reward: promises know nothing of a KL taken off "
-            "the reward, so the last tokens would pay for all; take --credit fields",
+            self.credit in ("answer", "fields") or self.kl_type != "k1_reward" or self.gae,
+            f"--credit {self.credit} with --kl-type k1_reward: promises know nothing of a KL taken "
+            "off the reward, so the last tokens would pay for all; take --credit fields",
+        )
+        require(
+            self.credit != "choices" or self.loss in ("token", "cispo", "tv") or self.gae,
+            f"--credit choices with --loss {self.loss}: choices are averaged over all tokens of a "
+            "step; take --loss token, cispo or tv",
         )
         require(
             not self.shard or self.ref_device is None,

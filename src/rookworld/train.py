@@ -147,6 +147,7 @@ def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Cl
         reward_rules(settings),
         judge,
         by_field=settings.credit != "answer" and not settings.gae,
+        by_choice=settings.credit == "choices" and not settings.gae,
         dtype=matrices_in(settings.dtype, state.learner.whole.device),
         workers=scorers,
         clock=clock.lap,

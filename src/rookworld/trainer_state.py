@@ -43,7 +43,7 @@ from rookworld.model.sampling import Sampling
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder
 from rookworld.passes import Learner
-from rookworld.rollout import LETTERS, Prompts
+from rookworld.rollout import LETTERS, Prompts, move_tokens
 from rookworld.runs import Run, read_lines, write_text
 from rookworld.settings import TrainSettings
 from rookworld.tasks.reward import RewardRules, RunningNorm
@@ -169,7 +169,7 @@ def hold_still(model: GPT2, trained: str) -> None:
 
 
 def fits(model: GPT2, settings: TrainSettings, tokenizer: Tokenizer) -> None:
-    """A model whose vocabulary is not its tokenizer's, or too short for an answer, is refused."""
+    """Refuse a model that is too short for an answer or whose tokenizer does not suit it."""
     if model.config.vocab_size < tokenizer.vocab_size:
         raise ConfigError(
             f"--model {settings.model}: {model.config.vocab_size} embeddings for a tokenizer of "
@@ -179,6 +179,11 @@ def fits(model: GPT2, settings: TrainSettings, tokenizer: Tokenizer) -> None:
     if longest >= model.config.n_positions:
         raise ConfigError(
             f"--max-new-tokens {longest}: the model has only {model.config.n_positions} positions"
+        )
+    if settings.credit == "choices" and not settings.gae and not move_tokens(tokenizer)[0]:
+        raise ConfigError(
+            f"--credit choices: the tokenizer of {settings.model} spells moves in pieces, and a "
+            "choice between moves has to be one token; take --credit outlook"
         )
 
 

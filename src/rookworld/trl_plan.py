@@ -73,7 +73,7 @@ def check_flags(settings: TrainSettings) -> None:
     refused = [name for name in FIXED if getattr(settings, name) != getattr(default, name)]
     if settings.kl_type not in KL_TYPES:
         refused.append("kl_type")
-    if settings.credit == "outlook":  # `fields`, the default, is nobody's wish
+    if settings.credit in ("outlook", "choices"):  # `fields`, the default, is nobody's wish
         refused.append("credit")
     if settings.loss == "tv":
         refused.append("loss")

@@ -19,7 +19,7 @@ from rookworld.grpo.kl import ESTIMATORS, TokenStats
 from rookworld.grpo.loss import Batch, LossSettings, RatioStats, StepTotals
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.precision import passes_in
-from rookworld.passes import Learner, Micro, states, stats_of
+from rookworld.passes import Learner, Micro, chosen_worths, states, stats_of
 from rookworld.settings import TrainSettings
 
 
@@ -81,8 +81,12 @@ def gradient(
         with passes_in(settings.dtype, device):
             hidden = states(micro.pack, learner.model, learner.graphs)
             stats = stats_of(micro, hidden, learner, settings)
+            worths = chosen_worths(micro, hidden, learner)
         parts, micro_ratio = terms(micro, stats, hidden, learner, totals, settings)
         policy, kl_loss, value, entropy = (part.sum() for part in parts[:4])
+        if worths is not None:
+            worths = losses.token_mean(micro.pack.grid(worths), micro.mask(), totals)
+            policy = policy - worths.sum()
         objective = policy + settings.value_coef * value
         if settings.entropy_coef != 0:
             objective = objective + settings.entropy_coef * entropy

@@ -123,13 +123,13 @@ class Draw:
         numbers = (self.temperature, self.top_k, self.top_p)
         return not any(isinstance(one, Tensor) for one in numbers) and numbers == (1, 0, 1)
 
-    def rows(self, start: int, stop: int) -> Draw:
-        """The settings of the rows from `start` to `stop`."""
+    def rows(self, which: slice | Tensor) -> Draw:
+        """The settings of some rows."""
         temperature, top_k, top_p = self.temperature, self.top_k, self.top_p
         return Draw(
-            temperature=temperature[start:stop] if isinstance(temperature, Tensor) else temperature,
-            top_k=top_k[start:stop] if isinstance(top_k, Tensor) else top_k,
-            top_p=top_p[start:stop] if isinstance(top_p, Tensor) else top_p,
+            temperature=temperature[which] if isinstance(temperature, Tensor) else temperature,
+            top_k=top_k[which] if isinstance(top_k, Tensor) else top_k,
+            top_p=top_p[which] if isinstance(top_p, Tensor) else top_p,
         )
 
 
@@ -196,7 +196,7 @@ def token_stats(
     def rows(start: int, states: Tensor) -> tuple[Tensor, ...]:
         stop = start + len(states)
         reference = _reference_logits(ref_hidden, ref_head, start, stop)
-        part = settings.rows(start, stop)
+        part = settings.rows(slice(start, stop))
         stats = stats_from_logits(F.linear(states, head), ids[start:stop], part, reference, kind)
         found = (stats.logp, stats.entropy, stats.kl, stats.ref_logp)
         return tuple(tensor for tensor in found if tensor is not None)

@@ -6,13 +6,19 @@ taken to be of a usual quality. As a baseline (`fields`) the guess changes the n
 aim; paid out in its place (`outlook`) it takes the noise of what is to come away as well, and the
 aim is as good as the guess.
 
-The law: an outlook depends on nothing behind the place from which it holds. Left out on purpose:
-single squares of a board, which are worth something only together.
+Where a move is listed the truth knows even more: what every other move would have promised
+(`choices`).
+
+The law: an outlook depends on nothing behind the place from which it holds, and the worth of a
+choice is the outlook that naming it would have given. Left out on purpose: single squares of a
+board, which are worth something only together; choices of evaluations.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -20,7 +26,14 @@ from rookworld.tasks.environment import EnvironmentAnswer, board_score
 from rookworld.tasks.notation import is_move_text, read_fen
 from rookworld.tasks.policy import MOST_MOVES, POLICY, beyond_chance, fields_right, win_loss
 from rookworld.tasks.reward import RewardRules, combine, move_quality
-from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow, legal_moves, strip_end
+from rookworld.tasks.task import (
+    Analysis,
+    EnvironmentRow,
+    Judge,
+    PolicyRow,
+    legal_moves,
+    strip_end,
+)
 
 USUAL_HITS, USUAL_ACCURACY = 0.55, 0.6
 """How often a listed move is a true one; accuracy of an evaluation."""
@@ -53,27 +66,106 @@ def outlooks(
     """The outlooks of a completion, in the order of the places from which they hold."""
     if isinstance(row, EnvironmentRow):
         return (Outlook(1, ".", 1, _with_board(row, text, rules, progress)),)
+    moves, echoed, tidy = _listed(text)
+    if not moves:
+        return ()
+    truth = POLICY.truth(row, judge)
+    begun = [
+        Outlook(n, " ", n + 1 + echoed, _with_moves(row, moves[:n], rules, truth, judge, progress))
+        for n in range(1, min(len(moves), MOST_MOVES, tidy + 1))
+    ]
+    listed = _with_moves(row, moves, rules, truth, judge, progress, listed=True)
+    return (*begun, Outlook(MOST_MOVES, ".", 1, listed))
+
+
+class Choices(NamedTuple):
+    """What each word would have promised wherever an answer listed a move or ended its list."""
+
+    words: tuple[str, ...]
+    """Every legal move, and the end of the list."""
+    echoed: bool
+    """Whether the answer repeats the prompt's "M:" before its first move."""
+    places: int
+    """How many: those of its first moves up to one that spoils the list, or of its end."""
+    worths: array[float]
+    """[places x words] above what an illegal move would have been worth there."""
+
+
+END_OF_LIST = "E:"
+
+
+def choices(
+    row: PolicyRow, text: str, rules: RewardRules, judge: Judge | None = None, progress: float = 1.0
+) -> Choices:
+    """The choices that a completion made when it listed its moves."""
+    listed, echoed, tidy = _listed(text)
+    truth, words = POLICY.truth(row, judge), _words(row.fen)
+    legal = words[:-1]
+    most = min(MOST_MOVES, len(legal))
+    worths, named = array("d"), list[str]()
+    for move in (*listed[:tidy], END_OF_LIST)[: most + 1]:
+        worths.extend(_promised(row, named, legal, rules, truth, judge, progress))
+        if move not in legal or move in named:
+            break
+        named.append(move)
+    return Choices(words, echoed, len(worths) // len(words), worths)
+
+
+@lru_cache(maxsize=4096)
+def _words(fen: str) -> tuple[str, ...]:
+    return (*sorted(legal_moves(fen)), END_OF_LIST)
+
+
+def _promised(
+    row: PolicyRow,
+    named: Sequence[str],
+    legal: Sequence[str],
+    rules: RewardRules,
+    truth: Analysis,
+    judge: Judge | None,
+    progress: float,
+) -> list[float]:
+    """Worth of each legal move behind these, and of ending the list, above an illegal move's."""
+    most = min(MOST_MOVES, len(legal))
+    illegal, known = _gated(rules, 1 / most, progress), dict[object, float]()
+
+    def worth(move: str) -> float:
+        if move in named:
+            return rules.p_malformed
+        if len(named) == most:
+            return _gated(rules, 0.0, progress)
+        # behind the first move all hits are worth the same, and so are all misses everywhere
+        kind = move if not named and move in truth.moves else move in truth.moves
+        if kind not in known:
+            # first moves without a label are too many to ask an engine about them
+            knows = judge if named else None
+            known[kind] = _with_moves(row, [*named, move], rules, truth, knows, progress)
+        return known[kind]
+
+    ended = rules.p_malformed
+    if named:
+        ended = _with_moves(row, named, rules, truth, judge, progress, listed=True)
+    return [promise - illegal for promise in (*map(worth, legal), ended)]
+
+
+def _listed(text: str) -> tuple[list[str], bool, int]:
+    """The words where moves are listed, whether "M:" stands before them, how many follow tidily.
+
+    Behind a doubled space the number of spaces no longer says where a move stands.
+    """
     words = strip_end(text).split(" ")
     words = words[words[0] == "" :]
     echoed = words[:1] == ["M:"]
     words = words[echoed:]
     moves = [word for word in takewhile(lambda word: word not in ("E:", "B:"), words) if word]
-    if not moves:
-        return ()
-    # behind a doubled space the number of spaces no longer says where a move stands
-    tidy = len(list(takewhile(bool, words)))
-    begun = [
-        Outlook(n, " ", n + 1 + echoed, _with_moves(row, moves[:n], rules, judge, progress))
-        for n in range(1, min(len(moves), MOST_MOVES, tidy + 1))
-    ]
-    listed = _with_moves(row, moves, rules, judge, progress, listed=True)
-    return (*begun, Outlook(MOST_MOVES, ".", 1, listed))
+    return moves, echoed, len(list(takewhile(bool, words)))
 
 
 def _with_moves(
     row: PolicyRow,
     moves: Sequence[str],
     rules: RewardRules,
+    truth: Analysis,
     judge: Judge | None,
     progress: float,
     *,
@@ -82,7 +174,7 @@ def _with_moves(
     """Worth of an analysis that begins with these moves; `listed`: they are all there will be."""
     if len(set(moves)) < len(moves) or not all(map(is_move_text, moves)):
         return rules.p_malformed
-    legal, truth = legal_moves(row.fen), POLICY.truth(row, judge)
+    legal = legal_moves(row.fen)
     most = min(MOST_MOVES, len(legal))
     illegal = sum(move not in legal for move in moves)
     parts = {**dict.fromkeys(rules.p_weights, 0.0), "format": 1.0, "legal": 1 - illegal / most}
@@ -98,6 +190,12 @@ def _with_moves(
         parts["whole"] = best * parts["evaluations"]
     right = fields_right(parts)
     return combine(parts, rules.p_weights, rules.shaping, right=right, progress=progress)
+
+
+def _gated(rules: RewardRules, illegal: float, progress: float) -> float:
+    """Worth of an analysis of whose moves this share is illegal."""
+    parts = {**dict.fromkeys(rules.p_weights, 0.0), "format": 1.0, "legal": 1 - illegal}
+    return combine(parts, rules.p_weights, rules.shaping, right=0, progress=progress)
 
 
 def _with_board(row: EnvironmentRow, text: str, rules: RewardRules, progress: float) -> float:

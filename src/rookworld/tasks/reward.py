@@ -222,8 +222,11 @@ class RunningNorm:
 
     def normalise(self, rewards: Sequence[float]) -> list[float]:
         """Rewards less the running mean, over the running deviation (at least 0.01)."""
-        deviation = max(math.sqrt(self.variance), 0.01)
-        return [(reward - self.mean) / deviation for reward in rewards]
+        return [(reward - self.mean) / self.deviation for reward in rewards]
+
+    @property
+    def deviation(self) -> float:
+        return max(math.sqrt(self.variance), 0.01)
 
     def state_dict(self) -> dict[str, float]:
         """Everything a resumed run needs."""

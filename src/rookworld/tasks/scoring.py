@@ -16,7 +16,7 @@ from functools import lru_cache, partial
 
 from rookworld.processes import interrupts_held, outlive_interrupts
 from rookworld.tasks.environment import ENVIRONMENT
-from rookworld.tasks.outlook import Outlook, outlooks
+from rookworld.tasks.outlook import Choices, Outlook, choices, outlooks
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.reward import RewardRules
 from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow, Verdict
@@ -41,6 +41,8 @@ class Scores:
 
     verdicts: tuple[Verdict, ...]
     outlooks: tuple[tuple[Outlook, ...], ...]
+    choices: tuple[Choices, ...] = ()
+    """Of an analysis alone."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Scorer:
     progress: float = 1.0
     by_field: bool = False
     judge: Judge | None = None
+    by_choice: bool = False
 
     def scores(self, question: Question) -> Scores:
         row = question.row
@@ -62,7 +65,12 @@ class Scorer:
             outlooks(row, text, self.rules, self.judge, self.progress) if self.by_field else ()
             for text in question.texts
         ]
-        return Scores(tuple(verdicts), tuple(promised))
+        if not (self.by_choice and isinstance(row, PolicyRow)):
+            return Scores(tuple(verdicts), tuple(promised))
+        chosen = [
+            choices(row, text, self.rules, self.judge, self.progress) for text in question.texts
+        ]
+        return Scores(tuple(verdicts), tuple(promised), tuple(chosen))
 
     def all(self, questions: Sequence[Question]) -> list[Scores]:
         return [self.scores(question) for question in questions]

@@ -1,0 +1,88 @@
+"""Learning from everything a token could have been: the gradient by enumeration, and its noise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+from tokenizers import models
+from torch import Tensor
+
+from rookworld.errors import ConfigError
+from rookworld.grpo.choices import Choices, expected_worth
+from rookworld.grpo.kl import Draw
+from rookworld.model.tokenizer import END, Tokenizer
+from rookworld.model.weights import load_model
+from rookworld.trainer_state import fits
+from tiny_training import tiny_settings
+
+VOCABULARY, WIDTH = 12, 5
+
+
+def made(seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(6, WIDTH, generator=generator, dtype=torch.float64)
+    return hidden, torch.randn(VOCABULARY, WIDTH, generator=generator, dtype=torch.float64)
+
+
+CHOICES = Choices(
+    rows=torch.tensor([1, 4]),
+    ids=torch.tensor([[3, 7, 2], [5, 0, 0]]),
+    worths=torch.tensor([[1.0, -0.5, 0.25], [2.0, 0.0, 0.0]]),
+)
+
+
+def test_a_mean_worth_is_that_by_enumeration() -> None:
+    hidden, head = made()
+    found = expected_worth(hidden, head, Draw(temperature=0.5), CHOICES)
+    drawn = ((hidden @ head.T) / 0.5).softmax(-1)
+    first = drawn[1, 3] - 0.5 * drawn[1, 7] + 0.25 * drawn[1, 2]
+    assert torch.allclose(found, torch.stack([first, 2.0 * drawn[4, 5]]).float(), atol=1e-6)
+
+
+def test_rows_keep_their_own_temperature_and_what_is_cut_off_is_never_drawn() -> None:
+    hidden, head = made()
+    temperature = torch.tensor([9.0, 0.5, 9.0, 9.0, 2.0, 9.0])
+    found = expected_worth(hidden, head, Draw(temperature=temperature), CHOICES)
+    cold, hot = (
+        expected_worth(hidden, head, Draw(temperature=one), CHOICES)[place]
+        for place, one in enumerate((0.5, 2.0))
+    )
+    assert torch.allclose(found, torch.stack([cold, hot]))
+    best = int((hidden[4] @ head.T).argmax())
+    only = expected_worth(hidden, head, Draw(top_k=1), CHOICES)[1]
+    assert float(only) == (2.0 if best == 5 else 0.0)
+
+
+def test_the_gradient_is_the_policy_gradient_without_its_noise() -> None:
+    """Σ p(a) A(a) ∇log p(a), with what has no worth of its own at 0 and any baseline."""
+    hidden, head = made(1)
+    hidden.requires_grad_()
+    expected_worth(hidden, head, Draw(), CHOICES).sum().backward()  # type: ignore[no-untyped-call]
+    by_hand = torch.zeros_like(hidden)
+    for row, ids, worths in zip(CHOICES.rows.tolist(), CHOICES.ids, CHOICES.worths, strict=True):
+        worth = torch.zeros(VOCABULARY, dtype=torch.float64)
+        worth[ids] += worths
+        drawn = (hidden[row] @ head.T).softmax(-1).detach()
+        for token in range(VOCABULARY):
+            slope = head[token] - drawn @ head
+            by_hand[row] += drawn[token] * (worth[token] - 0.3) * slope
+    assert hidden.grad is not None
+    assert torch.allclose(hidden.grad, by_hand, atol=1e-6)
+    untouched = [row for row in range(6) if row not in CHOICES.rows.tolist()]
+    assert not hidden.grad[untouched].any()
+
+
+def test_a_vocabulary_that_spells_moves_in_pieces_is_refused(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    letters = {letter: number for number, letter in enumerate(("e", "2", "4", "Ġ", END))}
+    pieces = Tokenizer(tokenizers.Tokenizer(models.WordLevel(letters, unk_token="e")))
+    model, settings = load_model(tiny_folder), tiny_settings(tiny_folder, tmp_path)
+    fits(model, settings, pieces)
+    by_choice = tiny_settings(tiny_folder, tmp_path, credit="choices")
+    fits(model, by_choice, Tokenizer.load(tiny_folder))
+    with pytest.raises(ConfigError, match="spells moves in pieces"):
+        fits(model, by_choice, pieces)
