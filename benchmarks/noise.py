@@ -27,7 +27,8 @@ from rookworld.step_metrics import Clock
 from rookworld.train import gather
 from rookworld.trainer_state import State, new_state
 
-CREDITS: tuple[Literal["answer", "fields", "outlook"], ...] = ("answer", "fields", "outlook")
+Credit = Literal["answer", "fields", "outlook", "choices"]
+CREDITS: tuple[Credit, ...] = ("answer", "fields", "outlook", "choices")
 PARTS: dict[str, Callable[[str, Tensor], bool]] = {
     "all": lambda name, weight: True,
     "gains and biases": lambda name, weight: weight.ndim == 1,
@@ -39,7 +40,12 @@ PARTS: dict[str, Callable[[str, Tensor], bool]] = {
 def main(model: str, batches: int, batch_size: int) -> None:
     """A table of agreement by part of the model and by credit; analysis prompts alone."""
     settings = TrainSettings(
-        model=model, batch_size=batch_size, mix_env_ratio=0.0, flat_tries=0, dtype="fastest"
+        model=model,
+        batch_size=batch_size,
+        mix_env_ratio=0.0,
+        flat_tries=0,
+        dtype="fastest",
+        credit="choices",  # collects what all of them need
     )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     state = new_state(settings, read_rows(settings.data), device)

@@ -200,7 +200,7 @@ LEGAL = sorted(legal_moves(START))
 
 def offered(text: str, row: PolicyRow = ROW) -> list[dict[str, float]]:
     """For each place of a list, the worth of each word in it."""
-    found = choices(row, text, RULES)
+    (found,) = choices(row, [text], RULES)
     lines = np.array(found.worths).reshape(found.places, len(found.words))
     return [dict(zip(found.words, line, strict=True)) for line in lines.tolist()]
 
@@ -251,7 +251,7 @@ def test_choices_stand_where_moves_were_drawn(tiny_folder: Path) -> None:
     nothing, done = torch.zeros(6, max(counts)), (True,) * 6
     prompt = Prompt("P", ROW, (1,), 0)
     answers = Answers(prompt, nothing, nothing, nothing, nothing, ids, counts, done)
-    found = alternatives(answers, [choices(ROW, text, RULES) for text in texts], tokenizer)
+    found = alternatives(answers, choices(ROW, texts, RULES), tokenizer)
     assert found is not None
     assert found.ids == [tokenizer.token(f" {word}") for word in (*LEGAL, "E:")]
     assert found.answers == [0] * 6 + [1] * 6 + [2] * 2 + [3] * 2 + [4]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, partial
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -95,57 +95,63 @@ END_OF_LIST = "E:"
 
 
 def choices(
-    row: PolicyRow, text: str, rules: RewardRules, judge: Judge | None = None, progress: float = 1.0
-) -> Choices:
-    """The choices that a completion made when it listed its moves."""
-    listed, echoed, tidy = _listed(text)
-    truth, words = POLICY.truth(row, judge), _words(row.fen)
-    legal = words[:-1]
-    most = min(MOST_MOVES, len(legal))
-    worths, named = array("d"), list[str]()
-    for move in (*listed[:tidy], END_OF_LIST)[: most + 1]:
-        worths.extend(_promised(row, named, legal, rules, truth, judge, progress))
-        if move not in legal or move in named:
-            break
-        named.append(move)
-    return Choices(words, echoed, len(worths) // len(words), worths)
-
-
-@lru_cache(maxsize=4096)
-def _words(fen: str) -> tuple[str, ...]:
-    return (*sorted(legal_moves(fen)), END_OF_LIST)
+    row: PolicyRow,
+    texts: Sequence[str],
+    rules: RewardRules,
+    judge: Judge | None = None,
+    progress: float = 1.0,
+) -> tuple[Choices, ...]:
+    """The choices that each completion made when it listed its moves."""
+    legal = sorted(legal_moves(row.fen))
+    words, truth = (*legal, END_OF_LIST), POLICY.truth(row, judge)
+    # answers to one prompt begin alike
+    promised = cache(partial(_promised, row, legal, rules, truth, judge, progress))
+    found = []
+    for text in texts:
+        listed, echoed, tidy = _listed(text)
+        worths, named = array("d"), tuple[str, ...]()
+        for move in (*listed[:tidy], END_OF_LIST)[: min(MOST_MOVES, len(legal)) + 1]:
+            worths.extend(promised(named))
+            if move not in legal or move in named:
+                break
+            named = (*named, move)
+        found.append(Choices(words, echoed, len(worths) // len(words), worths))
+    return tuple(found)
 
 
 def _promised(
     row: PolicyRow,
-    named: Sequence[str],
     legal: Sequence[str],
     rules: RewardRules,
     truth: Analysis,
     judge: Judge | None,
     progress: float,
+    named: tuple[str, ...],
 ) -> list[float]:
     """Worth of each legal move behind these, and of ending the list, above an illegal move's."""
     most = min(MOST_MOVES, len(legal))
-    illegal, known = _gated(rules, 1 / most, progress), dict[object, float]()
 
     def worth(move: str) -> float:
-        if move in named:
-            return rules.p_malformed
-        if len(named) == most:
-            return _gated(rules, 0.0, progress)
-        # behind the first move all hits are worth the same, and so are all misses everywhere
-        kind = move if not named and move in truth.moves else move in truth.moves
-        if kind not in known:
-            # first moves without a label are too many to ask an engine about them
-            knows = judge if named else None
-            known[kind] = _with_moves(row, [*named, move], rules, truth, knows, progress)
-        return known[kind]
+        # first moves without a label are too many to ask an engine about them
+        knows = judge if named else None
+        return _with_moves(row, (*named, move), rules, truth, knows, progress)
 
+    fresh = [move for move in legal if move not in named]
+    hits = [move for move in fresh if move in truth.moves]
+    misses = [move for move in fresh if move not in truth.moves]
+    if len(named) == most:
+        table = dict.fromkeys(fresh, _gated(rules, 0.0, progress))
+    else:
+        table = dict.fromkeys(misses, worth(misses[0])) if misses else {}
+        # behind the first move all hits are worth the same
+        table |= dict.fromkeys(hits, worth(hits[0])) if named and hits else {}
+        table |= {move: worth(move) for move in hits if not named}
+    table |= dict.fromkeys(named, rules.p_malformed)
     ended = rules.p_malformed
     if named:
         ended = _with_moves(row, named, rules, truth, judge, progress, listed=True)
-    return [promise - illegal for promise in (*map(worth, legal), ended)]
+    illegal = _gated(rules, 1 / most, progress)
+    return [table[move] - illegal for move in legal] + [ended - illegal]
 
 
 def _listed(text: str) -> tuple[list[str], bool, int]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Final, Literal, get_args
 
 from rookworld.errors import ConfigError
@@ -95,7 +96,7 @@ class RewardRules:
                     f"the {task} weights sum to 0; give at least one of them a weight"
                 )
 
-    @property
+    @cached_property
     def p_weights(self) -> dict[str, float]:
         """Weight of each P part."""
         return {
@@ -107,7 +108,7 @@ class RewardRules:
             "whole": self.p_whole,
         }
 
-    @property
+    @cached_property
     def a_weights(self) -> dict[str, float]:
         """Weight of each A part."""
         return {

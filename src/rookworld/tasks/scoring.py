@@ -67,10 +67,8 @@ class Scorer:
         ]
         if not (self.by_choice and isinstance(row, PolicyRow)):
             return Scores(tuple(verdicts), tuple(promised))
-        chosen = [
-            choices(row, text, self.rules, self.judge, self.progress) for text in question.texts
-        ]
-        return Scores(tuple(verdicts), tuple(promised), tuple(chosen))
+        chosen = choices(row, question.texts, self.rules, self.judge, self.progress)
+        return Scores(tuple(verdicts), tuple(promised), chosen)
 
     def all(self, questions: Sequence[Question]) -> list[Scores]:
         return [self.scores(question) for question in questions]
