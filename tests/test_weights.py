@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from importlib import import_module
@@ -293,3 +294,17 @@ def test_saving_again_replaces_the_model_and_deletes_nothing_else(folder: Path) 
     assert list(folder.parent.iterdir()) == [folder]
     with pytest.raises(ModelError, match="cannot write"):
         save_model(small(), folder / "README.md" / "model")
+
+
+def test_what_killed_processes_left_beside_a_folder_goes(tmp_path: Path) -> None:
+    dead = 2**22 + 1  # above what a kernel gives out
+    mine, others = tmp_path / "final", tmp_path / f".finals.{dead}.new"
+    left = [tmp_path / f".final.{dead}.{kind}" for kind in ("new", "old")]
+    running = tmp_path / f".final.{os.getppid()}.new"
+    for path in (*left, running, others):
+        path.mkdir()
+    with atomic_folder(mine) as unfinished:
+        (unfinished / "weights").write_text("new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [mine.name, running.name, others.name]
+    )

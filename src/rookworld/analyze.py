@@ -345,8 +345,8 @@ def _open_ended_entropy(run: RunRecord) -> Values:
 
 
 def _kl_heavy(run: RunRecord) -> str | None:
-    share = kl_share(run)
-    if share is None or share <= KL_SHARE_LIMIT:
+    share, steps = kl_share(run), len(run.series("loss/kl"))
+    if share is None or share <= KL_SHARE_LIMIT or steps < WINDOW:
         return None
     return f"KL is {share:.0%} of the loss: the penalty outweighs the reward; lower --kl-coef"
 

@@ -180,7 +180,8 @@ def overfit_criteria(folder: Path) -> list[Law]:
     """What a run on one batch shows: a rising greedy reward, KL in bounds, steady gradients."""
     rewards = [float(line["reward/greedy"]["value"]) for line in read_lines(folder / "eval.jsonl")]
     metrics = list(read_lines(folder / "metrics.jsonl"))
-    smooth = moving_mean(rewards, WINDOW)
+    window = min(WINDOW, max(1, len(rewards) // 2))
+    smooth = moving_mean(rewards, window)
     rise = slope(smooth)
     shares = [_kl_share(line) for line in metrics]
     high = longest_run(share > KL_SHARE for share in shares)
@@ -189,7 +190,7 @@ def overfit_criteria(folder: Path) -> list[Law]:
     worst = max(norms) / max(sorted(norms)[len(norms) // 2], 1e-12)
     return [
         Law(
-            f"greedy reward rises ({WINDOW}-step mean)",
+            f"greedy reward rises ({window}-step mean)",
             rise > 0 or (min(rewards) == max(rewards) == 1.0),
             f"slope {rise:+.2e} a step, {rewards[0]:.3f} -> {rewards[-1]:.3f}",
         ),

@@ -23,6 +23,7 @@ from rookworld import __version__
 from rookworld.errors import ConfigError, RookworldError
 
 STREAMS = ("metrics.jsonl", "events.jsonl", "rollouts.jsonl", "eval.jsonl")
+FILES = (*STREAMS, "train.log", "DONE")
 FOLDERS = ("checkpoints", "final", "tensorboard")
 
 
@@ -141,7 +142,7 @@ class Run:
         done = max((int(number) for number in steps if number.isdigit()), default=0)
         if done > 0:
             say(f"{self.folder}: replaces an earlier run, saved after step {done}")
-        for name in (*STREAMS, "train.log", "DONE"):
+        for name in FILES:
             (self.folder / name).unlink(missing_ok=True)
         for name in FOLDERS:
             shutil.rmtree(self.folder / name, ignore_errors=True)
@@ -150,12 +151,13 @@ class Run:
     def _refuse_to_lose(self) -> None:
         if _is_settings(self.folder / "config.json"):
             return
-        for name in FOLDERS:
-            for path in sorted((self.folder / name).glob("*")):
-                raise ConfigError(
-                    f"{self.folder} holds {path.relative_to(self.folder)}, which training there "
-                    "would delete, and is no run's folder: choose another --out or move it"
-                )
+        inside = [path for name in FOLDERS for path in sorted((self.folder / name).glob("*"))]
+        lost = [path for name in FILES if (path := self.folder / name).exists()] + inside
+        if lost:
+            raise ConfigError(
+                f"{self.folder} holds {lost[0].relative_to(self.folder)}, which training there "
+                "would delete, and is no run's folder: choose another --out or move it"
+            )
 
     def finish(self) -> None:
         """Say that everything else has been written."""

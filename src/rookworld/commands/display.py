@@ -60,16 +60,19 @@ class Bar:
         self.progress, self.what = progress, what
         self.task = progress.add_task(what, total=None, note="") if progress else None
         self.began = self.told = time.monotonic()
-        self.counting, self.first = False, 0
+        self.first, self.last, self.ended = -1, 0, False
 
     def update(self, done: int, total: int, note: str = "") -> None:
         if self.progress is not None and self.task is not None:
             self.progress.update(self.task, completed=done, total=total, note=note)
             return
         now = time.monotonic()
-        if not self.counting:  # what came before the first step says nothing about the rest
-            self.counting, self.began, self.first = True, now, done
-        if now - self.told >= PLAIN_EVERY_S or done == total:
+        if self.first < 0 or done < self.last:  # what came before a count says nothing about it
+            self.began, self.first = now, done
+        self.last = done
+        # one bar may count again and again: its end is news once
+        if now - self.told >= PLAIN_EVERY_S or (done == total and not self.ended):
+            self.ended = done == total
             rate = (done - self.first) / max(now - self.began, 1e-9)
             left = f" {(total - done) / rate:.0f} s left" if rate else ""
             say(f"{self.what} {done}/{total} {note}".rstrip() + left)

@@ -262,13 +262,13 @@ def before_after(before: Evaluation, after: Evaluation) -> Table:
     for name, change in differences.items():
         if name not in SHOWN and not name.startswith(("mate1/accuracy", "A/by_kind")):
             continue
-        scale, unit = (100, " %") if name.startswith(PERCENT) else (1, "")
+        scale, unit, places = (100, " %", 1) if name.startswith(PERCENT) else (1, "", 3)
         table.add_row(
             name,
-            f"{scale * before.estimates[name].value:.3f}{unit}",
-            f"{scale * after.estimates[name].value:.3f}{unit}",
-            f"{scale * change.difference:+.3f}",
-            f"{scale * change.low:+.3f} … {scale * change.high:+.3f}",
+            f"{scale * before.estimates[name].value:.{places}f}{unit}",
+            f"{scale * after.estimates[name].value:.{places}f}{unit}",
+            f"{scale * change.difference:+.{places}f}",
+            f"{scale * change.low:+.{places}f} … {scale * change.high:+.{places}f}",
             f"{change.n}",
         )
     return table
@@ -292,12 +292,14 @@ def samples_table(step: int, groups: Sequence[Group]) -> Table:
 def check(args: list[str]) -> int:
     """`rookworld check [MODEL]`: one line a law, exit code 1 if one does not hold."""
     from rookworld.laws import check as run_laws
+    from rookworld.model.weights import resolve_folder
 
     models, rest = leading(args)
     if len(models) > 1:
         raise ConfigError(f"check: one model at a time, not {' '.join(models)}")
     flags = ["--model", *models, *rest] if models else rest
     settings = read_settings(flags, "rookworld check", about=check.__doc__)
+    resolve_folder(settings.model)  # that there is none is a mistake, not a law that fails
     rows = read_rows(settings.data)
     rows = rows[:400] + rows[-200:]
     with tempfile.TemporaryDirectory() as folder:

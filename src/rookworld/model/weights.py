@@ -8,6 +8,7 @@ Left out on purpose: pickled weights, which can run code when opened, and every 
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
@@ -168,6 +169,7 @@ def atomic_folder(folder: str | Path) -> Iterator[Path]:
             folder.rename(replaced)
         unfinished.rename(folder)
         _sync_path(folder.parent)
+        _tidy(folder)
     except OSError as error:
         raise ModelError(f"cannot write {folder}: {error.strerror or error}") from error
     finally:
@@ -175,6 +177,24 @@ def atomic_folder(folder: str | Path) -> Iterator[Path]:
             replaced.rename(folder)
         shutil.rmtree(replaced, ignore_errors=True)
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what processes left beside a folder that were killed while they wrote it."""
+    for leftover in folder.parent.glob(f".{glob.escape(folder.name)}.*"):
+        match = re.fullmatch(r"\.(\d+)\.(new|old)", leftover.name.removeprefix(f".{folder.name}"))
+        if match and not _runs(int(match[1])):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # another's process
+    return True
 
 
 def read_config(folder: Path) -> GPT2Config:
