@@ -129,28 +129,26 @@ def _promised(
     named: tuple[str, ...],
 ) -> list[float]:
     """Worth of each legal move behind these, and of ending the list, above an illegal move's."""
-    most = min(MOST_MOVES, len(legal))
+    full, share = len(named) == MOST_MOVES, 1 / min(MOST_MOVES, len(legal))
+    illegal = rules.p_malformed if full else _gated(rules, share, progress)
 
     def worth(move: str) -> float:
         # first moves without a label are too many to ask an engine about them
         knows = judge if named else None
         return _with_moves(row, (*named, move), rules, truth, knows, progress)
 
-    fresh = [move for move in legal if move not in named]
-    hits = [move for move in fresh if move in truth.moves]
-    misses = [move for move in fresh if move not in truth.moves]
-    if len(named) == most:
-        table = dict.fromkeys(fresh, _gated(rules, 0.0, progress))
-    else:
-        table = dict.fromkeys(misses, worth(misses[0])) if misses else {}
+    table = dict.fromkeys(legal, rules.p_malformed)
+    if not full:
+        fresh = [move for move in legal if move not in named]
+        hits = [move for move in fresh if move in truth.moves]
+        misses = [move for move in fresh if move not in truth.moves]
+        table |= dict.fromkeys(misses, worth(misses[0])) if misses else {}
         # behind the first move all hits are worth the same
         table |= dict.fromkeys(hits, worth(hits[0])) if named and hits else {}
         table |= {move: worth(move) for move in hits if not named}
-    table |= dict.fromkeys(named, rules.p_malformed)
     ended = rules.p_malformed
     if named:
         ended = _with_moves(row, named, rules, truth, judge, progress, listed=True)
-    illegal = _gated(rules, 1 / most, progress)
     return [table[move] - illegal for move in legal] + [ended - illegal]
 
 
@@ -178,7 +176,8 @@ def _with_moves(
     listed: bool = False,
 ) -> float:
     """Worth of an analysis that begins with these moves; `listed`: they are all there will be."""
-    if len(set(moves)) < len(moves) or not all(map(is_move_text, moves)):
+    repeats = len(set(moves)) < len(moves)
+    if repeats or len(moves) > MOST_MOVES or not all(map(is_move_text, moves)):
         return rules.p_malformed
     legal = legal_moves(row.fen)
     most = min(MOST_MOVES, len(legal))
