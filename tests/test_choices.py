@@ -13,8 +13,9 @@ from torch import Tensor
 from rookworld.errors import ConfigError
 from rookworld.grpo.choices import Choices, expected_worth
 from rookworld.grpo.kl import Draw
-from rookworld.model.tokenizer import END, Tokenizer
+from rookworld.model.tokenizer import END, Tokenizer, chess_tokenizer
 from rookworld.model.weights import load_model
+from rookworld.tasks.notation import CASTLING, EN_PASSANT, EVALS, MOVES
 from rookworld.trainer_state import fits
 from tiny_training import tiny_settings
 
@@ -84,5 +85,9 @@ def test_a_vocabulary_that_spells_moves_in_pieces_is_refused(
     fits(model, settings, pieces)
     by_choice = tiny_settings(tiny_folder, tmp_path, credit="choices")
     fits(model, by_choice, Tokenizer.load(tiny_folder))
-    with pytest.raises(ConfigError, match="spells moves in pieces"):
-        fits(model, by_choice, pieces)
+    without_promotions = chess_tokenizer(
+        [move for move in MOVES if len(move) == 4], EVALS, CASTLING, EN_PASSANT
+    )
+    for tokenizer in (pieces, without_promotions):
+        with pytest.raises(ConfigError, match="spells moves in pieces"):
+            fits(model, by_choice, tokenizer)

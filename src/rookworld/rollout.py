@@ -26,7 +26,7 @@ from rookworld.model.gpt2 import GPT2
 from rookworld.model.sampling import ROWS_AT_ONCE, Sampling, sample
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.tasks.environment import ENVIRONMENT
-from rookworld.tasks.notation import is_move_text
+from rookworld.tasks.notation import MOVES
 from rookworld.tasks.outlook import END_OF_LIST, SIGNS, STAGES, Choices, Outlook
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.reward import RewardRules
@@ -382,12 +382,14 @@ def alternatives(
 def move_tokens(tokenizer: Tokenizer) -> tuple[dict[str, int], frozenset[int]]:
     """The tokens that are a move or the end of a list, and which of them are a move.
 
-    None in a vocabulary that spells moves in pieces.
+    None in a vocabulary that spells one of them in pieces.
     """
-    spelled = {text.removeprefix(" "): number for text, number in tokenizer.vocabulary().items()}
-    moves = {text: number for text, number in spelled.items() if is_move_text(text)}
-    end = {END_OF_LIST: spelled[END_OF_LIST]} if moves else {}
-    return moves | end, frozenset(moves.values())
+    vocabulary = tokenizer.vocabulary()
+    spelled = {word: vocabulary.get(f" {word}") for word in (*MOVES, END_OF_LIST)}
+    tokens = {word: number for word, number in spelled.items() if number is not None}
+    if len(tokens) < len(spelled):
+        return {}, frozenset()
+    return tokens, frozenset(tokens[move] for move in MOVES)
 
 
 @lru_cache(maxsize=8)
