@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,25 @@ def test_the_gradient_is_the_policy_gradient_without_its_noise() -> None:
     assert torch.allclose(hidden.grad, by_hand, atol=1e-6)
     untouched = [row for row in range(6) if row not in CHOICES.rows.tolist()]
     assert not hidden.grad[untouched].any()
+
+
+@pytest.mark.parametrize("clip", [0.3, 100.0])
+def test_advantages_of_choices_are_clipped(clip: float) -> None:
+    """Σ p(a) clip(A(a)) ∇log p(a), A being above the row's own mean."""
+    hidden, head = made(2)
+    hidden.requires_grad_()
+    choices = replace(CHOICES, clip=clip)
+    expected_worth(hidden, head, Draw(), choices).sum().backward()  # type: ignore[no-untyped-call]
+    by_hand = torch.zeros_like(hidden)
+    for row, ids, worths in zip(CHOICES.rows.tolist(), CHOICES.ids, CHOICES.worths, strict=True):
+        worth = torch.zeros(VOCABULARY, dtype=torch.float64)
+        worth[ids] += worths
+        drawn = (hidden[row] @ head.T).softmax(-1).detach()
+        paid = (worth - drawn @ worth).clamp(-clip, clip)
+        slopes = head - drawn @ head
+        by_hand[row] = (drawn * paid) @ slopes
+    assert hidden.grad is not None
+    assert torch.allclose(hidden.grad, by_hand, atol=1e-6)
 
 
 def test_a_vocabulary_that_spells_moves_in_pieces_is_refused(

@@ -199,7 +199,8 @@ def test_a_choice_learns_from_everything_it_could_have_been(
     learner: Learner, groups: list[Group], tmp_path: Path, scale: str
 ) -> None:
     """The gradient of what choices are worth on average, by the formula alone."""
-    settings = settings_of(tmp_path, credit="choices", advantage_scale=scale, p_temperature=0.6)
+    changes = {"credit": "choices", "advantage_scale": scale, "advantage_clip": 0.0}
+    settings = settings_of(tmp_path, p_temperature=0.6, **changes)
     _, found, micros = computed(groups, learner, settings)
     silent = [worthless(group) for group in groups]
     _, without, _ = computed(silent, learner, settings)

@@ -131,6 +131,7 @@ def by_choice(
         rows=begun[sent(sequences, device)] + sent(places, device),
         ids=sent(ids, device)[sent(table, device)],
         worths=sent((worths / divisor[group]).float(), device),
+        clip=rules.clip,
     )
 
 

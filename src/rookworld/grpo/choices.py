@@ -26,6 +26,8 @@ class Choices:
     """[n, things]."""
     worths: Tensor
     """[n, things] above that of any other id; 0 where there are fewer."""
+    clip: float = 0.0
+    """How far a worth may be from the mean of its row; 0: as far as it is."""
 
 
 def expected_worth(hidden: Tensor, head: Tensor, draw: Draw, choices: Choices) -> Tensor:
@@ -34,4 +36,9 @@ def expected_worth(hidden: Tensor, head: Tensor, draw: Draw, choices: Choices) -
     part = draw.rows(choices.rows)
     scores = truncated_logits(logits, part.temperature, part.top_k, part.top_p)
     drawn = scores.log_softmax(-1).gather(-1, choices.ids).exp()
-    return (drawn * choices.worths).sum(-1)
+    worths = choices.worths
+    if choices.clip > 0:
+        mean = (drawn.detach() * worths).sum(-1, keepdim=True)
+        others = (-mean).clamp(-choices.clip, choices.clip)
+        worths = (worths - mean).clamp(-choices.clip, choices.clip) - others
+    return (drawn * worths).sum(-1)
