@@ -234,6 +234,41 @@ def test_a_choice_learns_from_everything_it_could_have_been(
                 assert not paid.any()
 
 
+def test_choices_of_several_widths_share_a_pack_and_a_norm(
+    learner: Learner, tiny_folder: Path, tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer.load(tiny_folder)
+    prompts = Prompts(tiny_rows(), tokenizer, 0.0, seed=3).take(4)
+    groups, generator = (
+        [made_group(prompt, tokenizer, 1) for prompt in prompts],
+        torch.Generator().manual_seed(4),
+    )
+    groups = [
+        replace(group, alternatives=made_alternatives(group.lengths.tolist(), generator))
+        for group in groups
+    ]
+    settings = settings_of(tmp_path, credit="choices", advantage_scale="none")
+    norm = RunningNorm()
+    norm.update([0.0, 1.0])
+    (micro,) = passes.prepare(groups, learner, settings, eos=0)
+    credit.set_advantages([micro], learner, settings, RunningMeans(), norm, KL_COEF)
+    assert micro.choices is not None
+    tables = [group.alternatives for group in micro.groups if group.alternatives]
+    assert len({len(one.ids) for one in tables}) > 2
+    lines = zip(micro.choices.ids.tolist(), micro.choices.worths.tolist(), strict=True)
+    for one in tables:
+        width = len(one.ids)
+        for at in range(0, len(one.worths), width):
+            ids, worths = next(lines)
+            assert ids[:width] == one.ids and not any(worths[width:])
+            expected = [worth / norm.deviation for worth in one.worths[at : at + width]]
+            assert worths[:width] == pytest.approx(expected)
+    rows = micro.choices.rows
+    answers = [at * K + i for at, one in enumerate(tables) for i in one.answers]
+    assert micro.pack.sequences[rows].tolist() == answers
+    assert micro.pack.places[rows].tolist() == [place for one in tables for place in one.places]
+
+
 def worthless(group: Group) -> Group:
     """The same choices between things worth nothing."""
     one = group.alternatives
