@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,8 +15,8 @@ from rookworld.rollout import Answers, Prompt, alternatives, begun_stages
 from rookworld.tasks.environment import ENVIRONMENT, transition
 from rookworld.tasks.outlook import USUAL_ACCURACY, USUAL_HITS, choices, outlooks
 from rookworld.tasks.policy import POLICY
-from rookworld.tasks.reward import RewardRules
-from rookworld.tasks.task import EnvironmentRow, PolicyRow, legal_moves
+from rookworld.tasks.reward import RewardRules, Shaping
+from rookworld.tasks.task import Analysis, EnvironmentRow, PolicyRow, legal_moves
 
 RULES = RewardRules()
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
@@ -229,6 +230,51 @@ def test_a_sixth_move_promises_what_it_earns() -> None:
     rest = [move for move in LEGAL if move not in ROW.moves]
     six = " ".join(["", *ROW.moves, rest[0], "E:", *["0.4"] * 6, "B:", ROW.moves[0]])
     assert worths(six)[-1] == POLICY.verify(ROW, six, RULES).total == RULES.p_malformed
+
+
+class Other:
+    """A judge with another view than the row's; it counts what it is asked beyond its five."""
+
+    best = Analysis(("g1f3", "c2c4", "d2d4", "b1c3", "g2g3"), (30, 20, 10, 0, -10))
+
+    def __init__(self) -> None:
+        self.asked: set[str] = set()
+
+    def analyse(self, row: PolicyRow) -> Analysis:
+        return self.best
+
+    def move_cp(self, row: PolicyRow, move: str) -> int | None:
+        self.asked.add(move)
+        return -30
+
+    def prefetch(self, rows: object) -> None:
+        """Nothing to warm up."""
+
+
+@pytest.mark.parametrize("shaping", get_args(Shaping))
+@pytest.mark.parametrize("progress", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("judged", [False, True])
+def test_choices_know_rules_progress_and_judge(
+    shaping: Shaping, progress: float, judged: bool
+) -> None:
+    rules, judge = RewardRules(shaping=shaping), Other() if judged else None
+    named = ["a2a3", "g1f3", "d2d4", "e2e4", "h2h3"]  # hits and misses of both views
+    found = choices(ROW, " ".join(["", *named, "E:"]), rules, judge, progress)
+    lines = np.array(found.worths).reshape(6, len(found.words)).tolist()
+    assert judge is None or judge.asked == {"a2a3"}, "only what was listed first is asked about"
+
+    def promised(*moves: str) -> list[float]:
+        text = " ".join(["", *moves, "E:"])
+        return [one.worth for one in outlooks(ROW, text, rules, judge, progress)]
+
+    illegal = promised("e2e5", "a2a3")[0]
+    for n in range(1, 5):
+        place = dict(zip(found.words, lines[n], strict=True))
+        for move in ("c2c4", "b1c3", "e2e3", "h2h4"):
+            begun = promised(*named[:n], move, *(["b2b3"] if n < 4 else []))[n]
+            assert place[move] == pytest.approx(begun - illegal), (n, move)
+        assert place["E:"] == pytest.approx(promised(*named[:n])[-1] - illegal)
+        assert place["a2a3"] == pytest.approx(rules.p_malformed - illegal)
 
 
 def test_the_end_of_a_list_pays_where_fewer_moves_exist() -> None:
