@@ -258,10 +258,10 @@ def test_choices_know_rules_progress_and_judge(
     shaping: Shaping, progress: float, judged: bool
 ) -> None:
     rules, judge = RewardRules(shaping=shaping), Other() if judged else None
-    named = ["a2a3", "g1f3", "d2d4", "e2e4", "h2h3"]  # hits and misses of both views
+    named = ["h2h3", "g1f3", "d2d4", "e2e4", "a2a3"]  # hits and misses of both views
     found = choices(ROW, " ".join(["", *named, "E:"]), rules, judge, progress)
     lines = np.array(found.worths).reshape(6, len(found.words)).tolist()
-    assert judge is None or judge.asked == {"a2a3"}, "only what was listed first is asked about"
+    assert judge is None or judge.asked == {"h2h3"}, "only what was listed first is asked about"
 
     def promised(*moves: str) -> list[float]:
         text = " ".join(["", *moves, "E:"])
@@ -274,7 +274,9 @@ def test_choices_know_rules_progress_and_judge(
             begun = promised(*named[:n], move, *(["b2b3"] if n < 4 else []))[n]
             assert place[move] == pytest.approx(begun - illegal), (n, move)
         assert place["E:"] == pytest.approx(promised(*named[:n])[-1] - illegal)
-        assert place["a2a3"] == pytest.approx(rules.p_malformed - illegal)
+        assert place["h2h3"] == pytest.approx(rules.p_malformed - illegal)
+    ended = promised(*named)[-1] - rules.p_malformed
+    assert lines[5][-1] == pytest.approx(ended) and not any(lines[5][:-1])
 
 
 def test_the_end_of_a_list_pays_where_fewer_moves_exist() -> None:
@@ -310,3 +312,18 @@ def test_choices_stand_where_moves_were_drawn(tiny_folder: Path) -> None:
     assert found.answers == [0] * 6 + [1] * 6 + [2] * 2 + [3] * 2 + [4]
     assert found.places == [0, 1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 6, 0, 1, 0, 1, 0]
     assert len(found.worths) == len(found.places) * len(found.ids)
+
+
+def test_moves_spelled_in_characters_and_cut_answers_make_fewer_choices(tiny_folder: Path) -> None:
+    tokenizer = Tokenizer.load(tiny_folder)
+    spelled = [tokenizer.token(sign) for sign in " e2e4"]
+    lines = [[*spelled, *tokenizer.encode(" d2d4")], tokenizer.encode(" M: e2e4 d2d4")[:2]]
+    texts = [tokenizer.decode(line) for line in lines]
+    assert texts == [" e2e4 d2d4", " M: e2e4"]
+    ids = np.array([line + [tokenizer.eos] * (6 - len(line)) for line in lines])
+    nothing, done = torch.zeros(2, 6), (False, False)
+    prompt = Prompt("P", ROW, (1,), 0)
+    answers = Answers(prompt, nothing, nothing, nothing, nothing, ids, [6, 2], done)
+    found = alternatives(answers, [choices(ROW, text, RULES) for text in texts], tokenizer)
+    assert found is not None
+    assert (found.answers, found.places) == ([1], [1])
