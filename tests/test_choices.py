@@ -56,6 +56,8 @@ def test_rows_keep_their_own_temperature_and_what_is_cut_off_is_never_drawn() ->
     best = int((hidden[4] @ head.T).argmax())
     only = expected_worth(hidden, head, Draw(top_k=1), CHOICES)[1]
     assert float(only) == (2.0 if best == 5 else 0.0)
+    nucleus = expected_worth(hidden, head, Draw(top_p=0.01), CHOICES)[1]
+    assert float(nucleus) == float(only)
 
 
 def test_the_gradient_is_the_policy_gradient_without_its_noise() -> None:

@@ -269,6 +269,22 @@ def test_choices_of_several_widths_share_a_pack_and_a_norm(
     assert micro.pack.places[rows].tolist() == [place for one in tables for place in one.places]
 
 
+def test_choices_of_answers_beyond_the_cap_teach_nothing(
+    learner: Learner, groups: list[Group], tmp_path: Path
+) -> None:
+    settings = replace(settings_of(tmp_path, credit="choices"), entropy_coef=0.0)
+    _, gradients, micros = computed(groups, learner, settings)
+    assert any(gradient.any() for gradient in gradients)
+    totals = update.totals_of(micros, longest=20)
+    assert totals is not None
+    for micro in micros:
+        micro.kept = torch.zeros(micro.pack.count, dtype=torch.bool)
+    for parameter in learner.parameters():
+        parameter.grad = None
+    update.gradient(micros, learner, totals, settings, kl_coef=0.0)
+    assert not any(p.grad.any() for p in learner.model.parameters() if p.grad is not None)
+
+
 def worthless(group: Group) -> Group:
     """The same choices between things worth nothing."""
     one = group.alternatives
