@@ -259,7 +259,7 @@ def test_choices_know_rules_progress_and_judge(
 ) -> None:
     rules, judge = RewardRules(shaping=shaping), Other() if judged else None
     named = ["h2h3", "g1f3", "d2d4", "e2e4", "a2a3"]  # hits and misses of both views
-    found = choices(ROW, " ".join(["", *named, "E:"]), rules, judge, progress)
+    (found,) = choices(ROW, [" ".join(["", *named, "E:"])], rules, judge, progress)
     lines = np.array(found.worths).reshape(6, len(found.words)).tolist()
     assert judge is None or judge.asked == {"h2h3"}, "only what was listed first is asked about"
 
@@ -324,6 +324,6 @@ def test_moves_spelled_in_characters_and_cut_answers_make_fewer_choices(tiny_fol
     nothing, done = torch.zeros(2, 6), (False, False)
     prompt = Prompt("P", ROW, (1,), 0)
     answers = Answers(prompt, nothing, nothing, nothing, nothing, ids, [6, 2], done)
-    found = alternatives(answers, [choices(ROW, text, RULES) for text in texts], tokenizer)
+    found = alternatives(answers, choices(ROW, texts, RULES), tokenizer)
     assert found is not None
     assert (found.answers, found.places) == ([1], [1])

@@ -201,9 +201,10 @@ def test_a_choice_learns_from_everything_it_could_have_been(
     """The gradient of what choices are worth on average, by the formula alone."""
     changes = {"credit": "choices", "advantage_scale": scale, "advantage_clip": 0.0}
     settings = settings_of(tmp_path, p_temperature=0.6, **changes)
-    _, found, micros = computed(groups, learner, settings)
+    measured, found, micros = computed(groups, learner, settings)
     silent = [worthless(group) for group in groups]
-    _, without, _ = computed(silent, learner, settings)
+    silently, without, _ = computed(silent, learner, settings)
+    assert measured.policy == pytest.approx(silently.policy)
     spread = torch.tensor([group.rewards for group in groups], dtype=torch.float64)
     spread = spread - spread.mean(1, keepdim=True)
     by_group = {"none": [1.0] * 5, "batch": [float(spread.std(correction=0))] * 5}

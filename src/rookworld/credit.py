@@ -1,8 +1,8 @@
 """Rewards of a step's answers -> the advantages that its tokens are paid.
 
 Laws: a scale is taken over all ranks' answers, however they were cut into packs; no token is paid
-for what stands before it (`--credit fields`, `outlook`); the value head never touches the policy's
-gradient.
+for what stands before it (`--credit fields`, `outlook`, `choices`); a token that learns from all of
+its choices is paid for none; the value head never touches the policy's gradient.
 """
 
 from __future__ import annotations

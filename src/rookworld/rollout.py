@@ -74,7 +74,7 @@ class Alternatives:
     places: list[int]
     """[places] which token of it."""
     worths: array[float]
-    """[places x words] above that of any other token."""
+    """[places x words] above that of any other token, which is taken for an illegal move."""
 
 
 @dataclass(frozen=True)

@@ -85,8 +85,9 @@ def gradient(
         parts, micro_ratio = terms(micro, stats, hidden, learner, totals, settings)
         policy, kl_loss, value, entropy = (part.sum() for part in parts[:4])
         if worths is not None:
-            worths = losses.token_mean(micro.pack.grid(worths), micro.mask(), totals)
-            policy = policy - worths.sum()
+            worth = losses.token_mean(micro.pack.grid(worths), micro.mask(), totals).sum()
+            # its level says nothing, as that of a ratio times an advantage does not
+            policy = policy - (worth - worth.detach())
         objective = policy + settings.value_coef * value
         if settings.entropy_coef != 0:
             objective = objective + settings.entropy_coef * entropy

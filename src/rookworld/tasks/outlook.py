@@ -10,8 +10,10 @@ Where a move is listed the truth knows even more: what every other move would ha
 (`choices`).
 
 The law: an outlook depends on nothing behind the place from which it holds, and the worth of a
-choice is the outlook that naming it would have given. Left out on purpose: single squares of a
-board, which are worth something only together; choices of evaluations.
+choice is the outlook that naming it would have given. An engine is not asked about first moves
+without a label, as there are too many. Left out on purpose: single squares of a board, which are
+worth something only together; choices of evaluations; words that are no move, which are taken for
+illegal ones.
 """
 
 from __future__ import annotations
