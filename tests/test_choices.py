@@ -113,3 +113,5 @@ def test_a_vocabulary_that_spells_moves_in_pieces_is_refused(
     for tokenizer in (pieces, without_promotions):
         with pytest.raises(ConfigError, match="spells moves in pieces"):
             fits(model, by_choice, tokenizer)
+    # a value head decides for itself
+    fits(model, tiny_settings(tiny_folder, tmp_path, credit="choices", gae=True), pieces)

@@ -107,11 +107,14 @@ def test_two_ranks_go_the_way_of_one_with_the_embedded_model(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_two_ranks_with_a_value_head_go_the_way_of_one(warm_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", ["--gae", "--credit choices --reward-norm"])
+def test_two_ranks_go_the_way_of_one_by_other_credit(
+    warm_folder: Path, tmp_path: Path, more: str
+) -> None:
     rows, log = write_jsonl(tmp_path / "rows.jsonl", tiny_rows()), tmp_path / "log"
     for count in (1, 2):
         out = tmp_path / str(count)
-        run_ranks(command(warm_folder, rows, out, "--steps 20 --lr 1e-4 --gae"), log, count)
+        run_ranks(command(warm_folder, rows, out, f"--steps 20 --lr 1e-4 {more}"), log, count)
     assert_same_trajectory(tmp_path / "2", tmp_path / "1", 20)
 
 

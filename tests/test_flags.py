@@ -158,6 +158,7 @@ BY_A_STEP: list[tuple[str, Callable[[dict[str, Any]], Any], Any]] = [
     ("--credit answer", lambda seen: "field_advantages" in seen, False),
     ("--credit outlook", lambda seen: seen["field_advantages"][1]["paid_by"], "outlook"),
     ("--credit choices", lambda seen: "expected_worth" in seen, True),
+    ("--credit choices", lambda seen: seen["field_advantages"][1]["paid_by"], "outlook"),
     ("--loss gspo", lambda seen: seen["LossSettings"][1]["name"], "gspo"),
     ("--clip-range 0.05", lambda seen: seen["LossSettings"][1]["clip_low"], 0.05),
     ("--clip-range-high 0.4", lambda seen: seen["LossSettings"][1]["clip_high"], 0.4),

@@ -81,8 +81,13 @@ def assert_same_run(found: Path, expected: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "stops"),
-    [({}, [1, 4]), ({"baseline_type": "ema"}, [3]), (EVERYTHING, [2, 3, 5])],
-    ids=["plain", "ema", "everything"],
+    [
+        ({}, [1, 4]),
+        ({"baseline_type": "ema"}, [3]),
+        ({"credit": "choices"}, [2]),
+        (EVERYTHING, [2, 3, 5]),
+    ],
+    ids=["plain", "ema", "choices", "everything"],
 )
 def test_a_run_stopped_after_a_step_goes_on_bit_by_bit(
     warm_folder: Path, tmp_path: Path, changes: dict[str, Any], stops: list[int]

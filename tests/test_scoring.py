@@ -18,10 +18,12 @@ from rookworld.model.sampling import Sampling
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.rollout import Collector, Group, Prompts
+from rookworld.tasks.judge import LabelsJudge
+from rookworld.tasks.outlook import choices
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.reward import RewardRules
 from rookworld.tasks.scoring import Question, Scorer, Workers
-from rookworld.tasks.task import PolicyRow
+from rookworld.tasks.task import Analysis, PolicyRow
 from tiny_training import tiny_rows
 
 ROWS = tiny_rows()
@@ -47,6 +49,28 @@ def test_workers_score_as_we_do(pool: Workers) -> None:
     found = pool.begin(scorer, asked)()
     assert found == scorer.all(asked)
     assert {one.verdicts[1].total for one in found} == {-0.7}
+
+
+def test_choices_are_scored_by_the_rules_the_ramp_and_the_judge_of_the_rest(pool: Workers) -> None:
+    rules, asked = RewardRules(p_malformed=-0.7), questions()
+    judge = MildJudge()
+    scorer = Scorer(rules, 0.5, by_field=True, judge=judge, by_choice=True)
+    found = scorer.all(asked)
+    for question, scores in zip(asked, found, strict=True):
+        assert isinstance(question.row, PolicyRow)
+        expected = choices(question.row, question.texts, rules, judge, 0.5)
+        assert scores.choices == expected
+        assert expected != choices(question.row, question.texts, rules, None, 0.5)
+        assert expected != choices(question.row, question.texts, rules, judge)
+    without = replace(scorer, judge=None)
+    assert pool.begin(without, asked)() == without.all(asked)
+
+
+class MildJudge(LabelsJudge):
+    """To whom all labelled moves are alike."""
+
+    def analyse(self, row: PolicyRow) -> Analysis:
+        return Analysis(row.moves, (0,) * len(row.moves))
 
 
 LOSES_A_WORKER = """
