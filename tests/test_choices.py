@@ -12,7 +12,7 @@ from tokenizers import models
 from torch import Tensor
 
 from rookworld.errors import ConfigError
-from rookworld.grpo.choices import Choices, expected_worth
+from rookworld.grpo.choices import KnownWorths, expected_worth
 from rookworld.grpo.kl import Draw
 from rookworld.model.tokenizer import END, Tokenizer, chess_tokenizer
 from rookworld.model.weights import load_model
@@ -29,7 +29,7 @@ def made(seed: int = 0) -> tuple[Tensor, Tensor]:
     return hidden, torch.randn(VOCABULARY, WIDTH, generator=generator, dtype=torch.float64)
 
 
-CHOICES = Choices(
+CHOICES = KnownWorths(
     rows=torch.tensor([1, 4]),
     ids=torch.tensor([[3, 7, 2], [5, 0, 0]]),
     worths=torch.tensor([[1.0, -0.5, 0.25], [2.0, 0.0, 0.0]]),

@@ -29,7 +29,7 @@ from rookworld.grpo.advantages import (
     scaled_advantages,
     task_sums,
 )
-from rookworld.grpo.choices import Choices
+from rookworld.grpo.choices import KnownWorths
 from rookworld.grpo.kl import k1_penalty
 from rookworld.model.precision import passes_in
 from rookworld.packs import laid, sent
@@ -127,7 +127,7 @@ def by_choice(
     lengths = torch.cat([one.lengths for one in micro.groups])
     begun, device = lengths.cumsum(0) - lengths, lengths.device
     table = torch.from_numpy(np.repeat(np.arange(len(found)), counts))
-    micro.choices = Choices(
+    micro.choices = KnownWorths(
         rows=begun[sent(sequences, device)] + sent(places, device),
         ids=sent(ids, device)[sent(table, device)],
         worths=sent((worths / divisor[group]).float(), device),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rookworld import sharding
-from rookworld.grpo.choices import Choices, expected_worth
+from rookworld.grpo.choices import KnownWorths, expected_worth
 from rookworld.grpo.kl import EXACT, Draw, TokenStats, k3, token_stats
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.graphs import PassGraphs
@@ -85,7 +85,7 @@ class Micro:
     advantages: Tensor | None = None
     """[answers] or [answers, tokens]."""
     returns: Tensor | None = None
-    choices: Choices | None = None
+    choices: KnownWorths | None = None
     """Rows that learn from everything they could have chosen; their advantages are 0."""
 
     @property

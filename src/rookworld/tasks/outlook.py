@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import takewhile
 from typing import NamedTuple
@@ -71,13 +72,12 @@ def outlooks(
     moves, echoed, tidy = _listed(text)
     if not moves:
         return ()
-    truth = POLICY.truth(row, judge)
+    promise = _Promise(row, rules, POLICY.truth(row, judge), judge, progress)
     begun = [
-        Outlook(n, " ", n + 1 + echoed, _with_moves(row, moves[:n], rules, truth, judge, progress))
+        Outlook(n, " ", n + 1 + echoed, promise.with_moves(moves[:n]))
         for n in range(1, min(len(moves), MOST_MOVES, tidy + 1))
     ]
-    listed = _with_moves(row, moves, rules, truth, judge, progress, listed=True)
-    return (*begun, Outlook(MOST_MOVES, ".", 1, listed))
+    return (*begun, Outlook(MOST_MOVES, ".", 1, promise.with_moves(moves, listed=True)))
 
 
 class Choices(NamedTuple):
@@ -105,53 +105,20 @@ def choices(
 ) -> tuple[Choices, ...]:
     """The choices that each completion made when it listed its moves."""
     legal = sorted(legal_moves(row.fen))
-    words, truth = (*legal, END_OF_LIST), POLICY.truth(row, judge)
-    # answers to one prompt begin alike
-    promised = cache(partial(_promised, row, legal, rules, truth, judge, progress))
+    promise = _Promise(row, rules, POLICY.truth(row, judge), judge, progress)
+    of_each = cache(partial(promise.of_each, legal))  # answers to one prompt begin alike
     found = []
     for text in texts:
         listed, echoed, tidy = _listed(text)
         worths, named = array("d"), tuple[str, ...]()
         for move in (*listed[:tidy], END_OF_LIST)[: min(MOST_MOVES, len(legal)) + 1]:
-            worths.extend(promised(named))
+            worths.extend(of_each(named))
             if move not in legal or move in named:
                 break
             named = (*named, move)
+        words = (*legal, END_OF_LIST)
         found.append(Choices(words, echoed, len(worths) // len(words), worths))
     return tuple(found)
-
-
-def _promised(
-    row: PolicyRow,
-    legal: Sequence[str],
-    rules: RewardRules,
-    truth: Analysis,
-    judge: Judge | None,
-    progress: float,
-    named: tuple[str, ...],
-) -> list[float]:
-    """Worth of each legal move behind these, and of ending the list, above an illegal move's."""
-    full, share = len(named) == MOST_MOVES, 1 / min(MOST_MOVES, len(legal))
-    illegal = rules.p_malformed if full else _gated(rules, share, progress)
-
-    def worth(move: str) -> float:
-        # first moves without a label are too many to ask an engine about them
-        knows = judge if named else None
-        return _with_moves(row, (*named, move), rules, truth, knows, progress)
-
-    table = dict.fromkeys(legal, rules.p_malformed)
-    if not full:
-        fresh = [move for move in legal if move not in named]
-        hits = [move for move in fresh if move in truth.moves]
-        misses = [move for move in fresh if move not in truth.moves]
-        table |= dict.fromkeys(misses, worth(misses[0])) if misses else {}
-        # behind the first move all hits are worth the same
-        table |= dict.fromkeys(hits, worth(hits[0])) if named and hits else {}
-        table |= {move: worth(move) for move in hits if not named}
-    ended = rules.p_malformed
-    if named:
-        ended = _with_moves(row, named, rules, truth, judge, progress, listed=True)
-    return [table[move] - illegal for move in legal] + [ended - illegal]
 
 
 def _listed(text: str) -> tuple[list[str], bool, int]:
@@ -167,42 +134,68 @@ def _listed(text: str) -> tuple[list[str], bool, int]:
     return moves, echoed, len(list(takewhile(bool, words)))
 
 
-def _with_moves(
-    row: PolicyRow,
-    moves: Sequence[str],
-    rules: RewardRules,
-    truth: Analysis,
-    judge: Judge | None,
-    progress: float,
-    *,
-    listed: bool = False,
-) -> float:
-    """Worth of an analysis that begins with these moves; `listed`: they are all there will be."""
-    repeats = len(set(moves)) < len(moves)
-    if repeats or len(moves) > MOST_MOVES or not all(map(is_move_text, moves)):
-        return rules.p_malformed
-    legal = legal_moves(row.fen)
-    most = min(MOST_MOVES, len(legal))
-    illegal = sum(move not in legal for move in moves)
-    parts = {**dict.fromkeys(rules.p_weights, 0.0), "format": 1.0, "legal": 1 - illegal / most}
-    if not illegal and (len(moves) >= min(most, len(truth.moves)) or not listed):
-        loss = win_loss(row, moves[0], truth, judge)
-        best = move_quality(loss, rules) if loss is not None else 0.0
+@dataclass(frozen=True)
+class _Promise:
+    """What analyses of one position promise, judged as their whole would be."""
+
+    row: PolicyRow
+    rules: RewardRules
+    truth: Analysis
+    judge: Judge | None
+    progress: float
+
+    def of_each(self, legal: Sequence[str], named: tuple[str, ...]) -> list[float]:
+        """Worth of each legal move behind these, and of ending the list, above an illegal one's."""
+        malformed = self.rules.p_malformed
+        full = len(named) == MOST_MOVES
+        illegal = malformed if full else self.gated(1 / min(MOST_MOVES, len(legal)))
+        # first moves without a label are too many to ask an engine about them
+        knows = self if named else replace(self, judge=None)
+        table = dict.fromkeys(legal, malformed)
+        if not full:
+            fresh = [move for move in legal if move not in named]
+            hits = [move for move in fresh if move in self.truth.moves]
+            misses = [move for move in fresh if move not in self.truth.moves]
+            for alike in [misses, hits] if named else [misses, *([hit] for hit in hits)]:
+                # misses are worth the same, and so are hits behind the first move
+                if alike:
+                    table |= dict.fromkeys(alike, knows.with_moves((*named, alike[0])))
+        ended = self.with_moves(named, listed=True) if named else malformed
+        return [table[move] - illegal for move in legal] + [ended - illegal]
+
+    def with_moves(self, moves: Sequence[str], *, listed: bool = False) -> float:
+        """Worth of an analysis that begins with these moves; `listed`: they are all of them."""
+        repeats = len(set(moves)) < len(moves)
+        if repeats or len(moves) > MOST_MOVES or not all(map(is_move_text, moves)):
+            return self.rules.p_malformed
+        legal, true = legal_moves(self.row.fen), self.truth.moves
+        most = min(MOST_MOVES, len(legal))
+        illegal = sum(move not in legal for move in moves)
+        if illegal or (listed and len(moves) < min(most, len(true))):
+            return self.gated(illegal / most)
+        loss = win_loss(self.row, moves[0], self.truth, self.judge)
+        best = move_quality(loss, self.rules) if loss is not None else 0.0
         length = len(moves) if listed else most
-        found = sum(move in truth.moves for move in moves)
-        hits = found + USUAL_HITS * min(length - len(moves), len(truth.moves) - found)
-        parts["best"] = best
-        parts["candidates"] = beyond_chance(hits, length, len(truth.moves), len(legal), best)
-        parts["evaluations"] = USUAL_ACCURACY * hits / len(truth.moves)
-        parts["whole"] = best * parts["evaluations"]
-    right = fields_right(parts)
-    return combine(parts, rules.p_weights, rules.shaping, right=right, progress=progress)
+        found = sum(move in true for move in moves)
+        hits = found + USUAL_HITS * min(length - len(moves), len(true) - found)
+        evaluations = USUAL_ACCURACY * hits / len(true)
+        return self.combined(
+            legal=1.0,
+            best=best,
+            candidates=beyond_chance(hits, length, len(true), len(legal), best),
+            evaluations=evaluations,
+            whole=best * evaluations,
+        )
 
+    def gated(self, illegal: float) -> float:
+        """Worth of an analysis of whose moves this share is illegal, or too few are there."""
+        return self.combined(legal=1 - illegal)
 
-def _gated(rules: RewardRules, illegal: float, progress: float) -> float:
-    """Worth of an analysis of whose moves this share is illegal."""
-    parts = {**dict.fromkeys(rules.p_weights, 0.0), "format": 1.0, "legal": 1 - illegal}
-    return combine(parts, rules.p_weights, rules.shaping, right=0, progress=progress)
+    def combined(self, **known: float) -> float:
+        rules = self.rules
+        parts = {**dict.fromkeys(rules.p_weights, 0.0), "format": 1.0, **known}
+        right = fields_right(parts)
+        return combine(parts, rules.p_weights, rules.shaping, right=right, progress=self.progress)
 
 
 def _with_board(row: EnvironmentRow, text: str, rules: RewardRules, progress: float) -> float:
