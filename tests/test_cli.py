@@ -78,6 +78,14 @@ def test_score_prints_one_json_line_an_answer(
     assert set(first) == {"reward", "parts", "reason"}
 
 
+def test_score_says_that_a_file_is_empty(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "answers.jsonl").write_text("\n")
+    assert main(["score", str(tmp_path / "answers.jsonl")]) == 2
+    assert "answers.jsonl: no answers in it" in capsys.readouterr().err
+
+
 def test_score_names_the_line_that_is_wrong(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

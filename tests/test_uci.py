@@ -77,5 +77,5 @@ def test_no_move_in_a_finished_game() -> None:
 def test_a_bad_position_is_refused_and_the_old_one_stays(bad: str) -> None:
     good = "position startpos moves e2e4"
     said = spoken(" e7e5 E: 0.0 B: e7e5", good, bad, "go")
-    assert said[0].startswith("info string position refused: ")
+    assert said[0].startswith("info string position refused, the one before stays: ")
     assert said[-1] == "bestmove e7e5"

@@ -38,7 +38,7 @@ def serve(answerer: Answerer, name: str, lines: Iterable[str]) -> Iterator[str]:
             try:
                 board = position(words)
             except ValueError as error:
-                yield f"info string position refused: {error}"
+                yield f"info string position refused, the one before stays: {error}"
         elif command == "go":
             yield from think(answerer, board)
 

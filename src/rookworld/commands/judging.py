@@ -36,7 +36,10 @@ def open_judge(kind: str, engine: str | None, nodes: int) -> Iterator[Judge | No
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreSettings(RewardWeights):
-    """Score answers: one JSON line each with `reward`, `parts` and `reason`."""
+    """Score answers: one JSON line each with `reward`, `parts` and `reason`.
+
+    FILE holds a line for each: {"row": "P: … or A: …, the gold row", "completion": "the answer"}.
+    """
 
     judge: Literal["labels", "stockfish"] = "labels"
     """Who says how good moves are: the gold rows, or Stockfish."""
@@ -55,10 +58,13 @@ def score(args: list[str]) -> int:
         raise ConfigError("score: name one JSONL file, or - for standard input")
     rules = RewardRules(shaping=settings.reward_shaping, **settings.chosen())
     with open_judge(settings.judge, settings.engine, settings.nodes) as judge:
+        number = 0
         for number, line in _lines(files[0]):
             verdict = score_line(line, f"{files[0]}:{number}", rules, judge)
             result = {"reward": verdict.total, "parts": verdict.parts, "reason": verdict.reason}
             print(json.dumps(result))
+    if number == 0:
+        raise DataError(f"{files[0]}: no answers in it")
     return 0
 
 
