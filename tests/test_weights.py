@@ -308,3 +308,28 @@ def test_what_killed_processes_left_beside_a_folder_goes(tmp_path: Path) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         [mine.name, running.name, others.name]
     )
+
+
+def test_a_folder_whose_writer_was_killed_between_two_renames_is_back(tmp_path: Path) -> None:
+    left = tmp_path / f".final.{2**22 + 1}.old"
+    left.mkdir()
+    (left / "weights").write_text("whole")
+    with pytest.raises(KeyboardInterrupt), atomic_folder(tmp_path / "final"):
+        raise KeyboardInterrupt
+    assert [path.name for path in tmp_path.iterdir()] == ["final"]
+    assert (tmp_path / "final" / "weights").read_text() == "whole"
+
+
+def test_whoever_is_killed_while_tidying_leaves_nothing_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / f".final.{2**22 + 1}.new"
+    left.mkdir()
+
+    def killed(path: Path, **_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shutil.rmtree", killed)
+    with pytest.raises(KeyboardInterrupt), atomic_folder(tmp_path / "final"):
+        pass
+    assert list(tmp_path.iterdir()) == [left]

@@ -390,7 +390,7 @@ def resume(state: State, run: Run, settings: PretrainSettings, say: Say) -> None
     state.step = checkpoint.step
     if distributed.rank() == 0:
         run.cut_back(state.step)
-        run.tell_settings(resolved(settings))
+        write_json(run.folder / "config.json", resolved(settings))
         if state.step < settings.steps:
             (run.folder / "DONE").unlink(missing_ok=True)
     say(f"resumed from {newest}")

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,13 @@ FOLDERS = ("checkpoints", "final", "tensorboard")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace `path` by `text` at once: a reader sees the old file or the new one."""
+    """Replace `path` by `text` at once: a reader sees the old file or the new one.
+
+    The disk is left alone if it already says so.
+    """
+    with suppress(OSError, UnicodeDecodeError):
+        if path.read_text(encoding="utf-8") == text:
+            return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -43,11 +50,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_text(path, as_json(value))
-
-
-def as_json(value: Any) -> str:
-    return json.dumps(value, indent=2) + "\n"
+    write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def read_json(path: Path) -> Any:
@@ -125,12 +128,6 @@ class Run:
         if log.exists():
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
             write_text(log, "".join(line for line in lines if _log_step(line) <= step))
-
-    def tell_settings(self, settings: Mapping[str, Any]) -> None:
-        """Write down what a resumed run goes on with; the disk is left alone if that is known."""
-        path, text = self.folder / "config.json", as_json(settings)
-        if not path.exists() or path.read_text(encoding="utf-8", errors="replace") != text:
-            write_text(path, text)
 
     def clear(self, say: Callable[[str], None] = lambda line: None) -> None:
         """Remove what an earlier run left, so that a new one is not mixed with it.

@@ -44,7 +44,7 @@ from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder
 from rookworld.passes import Learner
 from rookworld.rollout import LETTERS, Prompts, move_tokens
-from rookworld.runs import Run, read_lines, write_text
+from rookworld.runs import Run, read_lines, write_json, write_text
 from rookworld.settings import TrainSettings
 from rookworld.tasks.reward import RewardRules, RunningNorm
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
@@ -294,7 +294,7 @@ def resume(state: State, run: Run, settings: TrainSettings, say: Callable[[str],
         drop_after(run.folder, step)
         run.cut_back(step, keep=(EVENTS,))
         cut_events(run, int(checkpoint.state["events"]))
-        run.tell_settings(resolved(settings))
+        write_json(run.folder / "config.json", resolved(settings))
         if step < settings.steps:
             (run.folder / "DONE").unlink(missing_ok=True)
         say(f"resumed after step {step}")

@@ -189,7 +189,7 @@ class Session(TrainerCallback):
         drop_after(self.run.folder, self.step)
         self.run.cut_back(self.step, keep=(EVENTS,))
         cut_events(self.run, int(checkpoint.state["events"]))
-        self.run.tell_settings(resolved(self.settings))
+        write_json(self.run.folder / "config.json", resolved(self.settings))
         if self.step < self.settings.steps:
             (self.run.folder / "DONE").unlink(missing_ok=True)
         self.hooks.say(f"resumed after step {self.step}")

@@ -160,7 +160,7 @@ def atomic_folder(folder: str | Path) -> Iterator[Path]:
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.new")
     replaced = unfinished.with_suffix(".old")
     try:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        _tidy(folder)
         unfinished.mkdir(parents=True)
         yield unfinished
         _refuse_to_lose(folder, unfinished)
@@ -169,7 +169,6 @@ def atomic_folder(folder: str | Path) -> Iterator[Path]:
             folder.rename(replaced)
         unfinished.rename(folder)
         _sync_path(folder.parent)
-        _tidy(folder)
     except OSError as error:
         raise ModelError(f"cannot write {folder}: {error.strerror or error}") from error
     finally:
@@ -180,11 +179,17 @@ def atomic_folder(folder: str | Path) -> Iterator[Path]:
 
 
 def _tidy(folder: Path) -> None:
-    """Remove what processes left beside a folder that were killed while they wrote it."""
+    """Remove what killed writers of a folder left beside it, or give it back its name.
+
+    Before anything new is written: whoever dies here has left nothing, so leftovers never pile up.
+    """
     for leftover in folder.parent.glob(f".{glob.escape(folder.name)}.*"):
         match = re.fullmatch(r"\.(\d+)\.(new|old)", leftover.name.removeprefix(f".{folder.name}"))
-        if match and not _runs(int(match[1])):
-            shutil.rmtree(leftover, ignore_errors=True)
+        if match and (int(match[1]) == os.getpid() or not _runs(int(match[1]))):
+            if match[2] == "old" and not folder.exists():
+                leftover.rename(folder)  # killed between two renames
+            else:
+                shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _runs(process: int) -> bool:
