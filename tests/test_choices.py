@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -16,9 +17,11 @@ from rookworld.grpo.choices import KnownWorths, expected_worth
 from rookworld.grpo.kl import Draw
 from rookworld.model.tokenizer import END, Tokenizer, chess_tokenizer
 from rookworld.model.weights import load_model
+from rookworld.runs import read_json
 from rookworld.tasks.notation import CASTLING, EN_PASSANT, EVALS, MOVES
-from rookworld.trainer_state import fits
-from tiny_training import tiny_settings
+from rookworld.train import train
+from rookworld.trainer_state import fits, with_credit
+from tiny_training import no_evaluation, tiny_rows, tiny_settings, weights_of
 
 VOCABULARY, WIDTH = 12, 5
 
@@ -29,6 +32,8 @@ def made(seed: int = 0) -> tuple[Tensor, Tensor]:
     return hidden, torch.randn(VOCABULARY, WIDTH, generator=generator, dtype=torch.float64)
 
 
+LETTERS = {letter: number for number, letter in enumerate(("e", "2", "4", "Ġ", END))}
+PIECES = Tokenizer(tokenizers.Tokenizer(models.WordLevel(LETTERS, unk_token="e")))
 CHOICES = KnownWorths(
     rows=torch.tensor([1, 4]),
     ids=torch.tensor([[3, 7, 2], [5, 0, 0]]),
@@ -98,20 +103,48 @@ def test_advantages_of_choices_are_clipped(clip: float) -> None:
     assert torch.allclose(hidden.grad, by_hand, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("flags", "decided"),
+    [
+        ({}, "choices"),
+        ({"loss": "tv"}, "choices"),
+        ({"loss": "gspo"}, "fields"),
+        ({"kl_type": "k1_reward"}, "fields"),
+        ({"gae": True}, "fields"),
+    ],
+)
+def test_auto_learns_from_choices_where_everything_allows_it(
+    flags: dict[str, Any], decided: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    settings = tiny_settings(tiny_folder, tmp_path, credit="auto", **flags)
+    found = with_credit(settings, Tokenizer.load(tiny_folder))
+    assert found.credit == decided
+    assert replace(found, credit="auto") == settings
+    assert with_credit(settings, PIECES).credit == "fields"
+    by_answer = replace(settings, credit="answer")
+    assert with_credit(by_answer, Tokenizer.load(tiny_folder)) == by_answer
+
+
 def test_a_vocabulary_that_spells_moves_in_pieces_is_refused(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
-    letters = {letter: number for number, letter in enumerate(("e", "2", "4", "Ġ", END))}
-    pieces = Tokenizer(tokenizers.Tokenizer(models.WordLevel(letters, unk_token="e")))
     model, settings = load_model(tiny_folder), tiny_settings(tiny_folder, tmp_path)
-    fits(model, settings, pieces)
+    fits(model, settings, PIECES)
     by_choice = tiny_settings(tiny_folder, tmp_path, credit="choices")
     fits(model, by_choice, Tokenizer.load(tiny_folder))
     without_promotions = chess_tokenizer(
         [move for move in MOVES if len(move) == 4], EVALS, CASTLING, EN_PASSANT
     )
-    for tokenizer in (pieces, without_promotions):
+    for tokenizer in (PIECES, without_promotions):
         with pytest.raises(ConfigError, match="spells moves in pieces"):
             fits(model, by_choice, tokenizer)
     # a value head decides for itself
-    fits(model, tiny_settings(tiny_folder, tmp_path, credit="choices", gae=True), pieces)
+    fits(model, tiny_settings(tiny_folder, tmp_path, credit="choices", gae=True), PIECES)
+
+
+def test_auto_trains_as_what_it_stands_for_and_says_so(warm_folder: Path, tmp_path: Path) -> None:
+    for credit in ("auto", "choices"):
+        settings = tiny_settings(warm_folder, tmp_path / credit, credit=credit, steps=2)
+        train(settings, tiny_rows(), no_evaluation)
+        assert read_json(settings.out / "config.json")["credit"] == "choices"
+    assert weights_of(tmp_path / "auto/final") == weights_of(tmp_path / "choices/final")

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import rookworld
-from rookworld.commands.training import read_settings
+from rookworld.commands.training import read_settings, usual
 from rookworld.config import Bounds
 from rookworld.errors import ConfigError
 from rookworld.presets import PRETRAIN_PRESETS, TRAIN_PRESETS
@@ -100,6 +100,27 @@ def test_every_training_preset_loads_and_flags_win_over_it(preset: str) -> None:
     guard_settings(settings)
     kl_settings(settings)
     reward_rules(settings)
+
+
+@pytest.mark.parametrize(
+    ("words", "device", "demo"),
+    [
+        ("", "cpu", True),
+        ("--steps 3", "cpu", True),
+        ("", "cuda", False),
+        ("--preset plain", "cpu", False),
+        ("--preset=stable", "cpu", False),
+        ("--config configs/h200.toml", "cpu", False),
+        ("--model runs/a/final", "cpu", False),
+        ("--backend trl", "cpu", False),
+    ],
+)
+def test_without_a_gpu_the_embedded_model_is_trained_as_in_the_demo(
+    words: str, device: str, demo: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rookworld.distributed.pick_device", lambda _: device)
+    args = words.split()
+    assert list(usual(args)) == (["--preset", "demo", *args] if demo else args)
 
 
 @pytest.mark.parametrize("preset", PRETRAIN_PRESETS)

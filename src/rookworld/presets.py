@@ -31,12 +31,14 @@ PRETRAIN_PRESETS: dict[str, dict[str, Any]] = {
 """For `rookworld pretrain`: shapes and recipes."""
 
 TRAIN_PRESETS: dict[str, dict[str, Any]] = {
+    "plain": {},
     "demo": {
         "batch_size": 16,
         "steps": 80,
         "lr": 4e-5,
         "trained": "blocks",
         "kl_coef": 1.0,
+        "credit": "auto",
         "flat_tries": 0,
         "eval_every": 0,
         "eval_policy_rows": 600,

@@ -138,6 +138,8 @@ class PretrainSettings:
         return 1_728 if device == "cuda" else 32
 
 
+TOKEN_LOSSES = ("token", "cispo", "tv")
+"""Losses that are a mean over all tokens of a step."""
 KLType = Literal["forward", "reverse", "symmetric", "k2", "k3", "k1_reward"]
 
 
@@ -291,10 +293,11 @@ class TrainSettings(RewardWeights):
     """Least deviation to divide by: noise must not become gradient."""
     advantage_clip: float = 5.0
     """Advantages are clipped to ± this; 0: not."""
-    credit: Literal["answer", "fields", "outlook", "choices"] = "fields"
+    credit: Literal["auto", "answer", "fields", "outlook", "choices"] = "fields"
     """What a token is paid for: the whole answer; `fields`, what comes after the move or field
     before it (the same mean gradient, less noise); `outlook`, what it changes itself; `choices`,
-    the same, and where a move is listed every move is paid, not only the one that was drawn."""
+    the same, and where a move is listed every move is paid, not only the one that was drawn;
+    `auto`, by choices where tokenizer, loss and KL allow it, else by fields."""
     gae: bool = False
     """Token-level advantages by a value head, in place of the baseline."""
     gamma: float = 1.0
@@ -410,12 +413,12 @@ class TrainSettings(RewardWeights):
             "leave --top-k at 0 and --top-p at 1",
         )
         require(
-            self.credit in ("answer", "fields") or self.kl_type != "k1_reward" or self.gae,
+            self.credit in ("auto", "answer", "fields") or self.kl_type != "k1_reward" or self.gae,
             f"--credit {self.credit} with --kl-type k1_reward: promises know nothing of a KL taken "
             "off the reward, so the last tokens would pay for all; take --credit fields",
         )
         require(
-            self.credit != "choices" or self.loss in ("token", "cispo", "tv") or self.gae,
+            self.credit != "choices" or self.loss in TOKEN_LOSSES or self.gae,
             f"--credit choices with --loss {self.loss}: choices are averaged over all tokens of a "
             "step; take --loss token, cispo or tv",
         )

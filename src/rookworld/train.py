@@ -65,6 +65,7 @@ from rookworld.trainer_state import (
     reward_rules,
     sampling,
     save,
+    with_credit,
 )
 from rookworld.update import Gradient
 
@@ -100,6 +101,7 @@ def train(
     device = distributed.start(settings.device)
     run = Run(settings.out)
     state = new_state(settings, rows, device)
+    settings = with_credit(settings, state.tokenizer)
     with interruptible() as asked_to_stop, distributed.answering():
         if not resume(state, run, settings, hooks.say):
             begin(state, run, settings, evaluate, hooks)

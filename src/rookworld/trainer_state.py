@@ -11,7 +11,7 @@ import copy
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ from rookworld.model.weights import load_model, resolve_folder
 from rookworld.passes import Learner
 from rookworld.rollout import LETTERS, Prompts, move_tokens
 from rookworld.runs import Run, read_lines, write_json, write_text
-from rookworld.settings import TrainSettings
+from rookworld.settings import TOKEN_LOSSES, TrainSettings
 from rookworld.tasks.reward import RewardRules, RunningNorm
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
 
@@ -185,6 +185,14 @@ def fits(model: GPT2, settings: TrainSettings, tokenizer: Tokenizer) -> None:
             f"--credit choices: the tokenizer of {settings.model} spells moves in pieces, and a "
             "choice between moves has to be one token; take --credit outlook"
         )
+
+
+def with_credit(settings: TrainSettings, tokenizer: Tokenizer) -> TrainSettings:
+    """`--credit auto` decided."""
+    if settings.credit != "auto":
+        return settings
+    may = settings.loss in TOKEN_LOSSES and settings.kl_type != "k1_reward" and not settings.gae
+    return replace(settings, credit="choices" if may and move_tokens(tokenizer)[0] else "fields")
 
 
 def reference_device(settings: TrainSettings, device: torch.device) -> torch.device:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from rookworld.commands.display import Bar, banner, bar, say, show, speaks
 from rookworld.commands.judging import open_judge
-from rookworld.config import layered, leading, override, parse, resolved, short_hash
+from rookworld.config import layered, leading, override, parse, resolved, short_hash, take_option
 from rookworld.data.sources import load_rows
 from rookworld.errors import ConfigError
 from rookworld.interruption import Interrupted
@@ -45,6 +45,19 @@ def read_settings(
     return parse(TrainSettings, rest, command=command, default=default, about=about)
 
 
+def usual(args: Sequence[str]) -> Sequence[str]:
+    """The arguments of `train`; those of the demo, where no GPU and nothing else is asked for."""
+    settings = read_settings(args, "rookworld train")
+    from rookworld.distributed import pick_device
+
+    asked = any(take_option(args, name)[0] is not None for name in ("preset", "config"))
+    other = settings.model != TrainSettings().model or settings.backend == "trl"
+    if asked or other or pick_device(settings.device) != "cpu":
+        return args
+    say("no GPU: taking --preset demo (the bare defaults: --preset plain)")
+    return ["--preset", "demo", *args]
+
+
 def read_rows(sources: Sequence[str]) -> Rows:
     """Prompt rows of every source; mates without an analysis have no reward and are left out."""
     rows = [row for source in sources for row in load_rows(source)]
@@ -52,7 +65,7 @@ def read_rows(sources: Sequence[str]) -> Rows:
 
 
 def train(args: list[str]) -> int:
-    settings = read_settings(args, "rookworld train")
+    settings = read_settings(usual(args), "rookworld train")
     plain, start = resolved(settings), resolved(TrainSettings())
     changed = {name: value for name, value in plain.items() if start[name] != value}
     mark = short_hash(settings, ignore=("out", "resume", "dry_run"))
