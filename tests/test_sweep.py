@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 import fake_trainer as fake
+from rookworld.commands.training import read_settings, usual
 from rookworld.errors import ConfigError, RookworldError
+from rookworld.settings import TrainSettings
 from rookworld.sweep import SweepHooks, SweepSettings, command, gpu_names, plan, run_sweep
 from rookworld.sweep_file import read_sweep_file
 from rookworld.sweep_summary import explained_share, level_labels, summarize
@@ -80,7 +82,7 @@ def test_built_in_sweeps(name: str, trials: int) -> None:
     settings = SweepSettings(file=ROOT / "configs" / "sweeps" / f"{name}.toml")
     lines = list(plan(settings))
     assert len(lines) == len(set(lines)) == trials
-    assert all("rookworld train --steps" in line for line in lines)
+    assert all("rookworld train --preset plain --steps" in line for line in lines)
     assert lines == list(plan(settings))
 
 
@@ -140,6 +142,13 @@ def test_settings_become_flags(tmp_path: Path) -> None:
     assert " ".join(found) == (
         "--preset mini --no-gae --data a b --steps 7 --adaptive-kl --model x/y --lr 1e-05 --out out"
     )
+
+
+def test_a_trial_means_the_same_with_and_without_a_gpu(tmp_path: Path) -> None:
+    sweep = read_sweep_file(written(tmp_path, "[space]\nlr = [1e-5]"))
+    args = command(sweep, sweep.params(0), Path("out"))
+    assert usual(args) == args
+    assert read_settings(args, "rookworld train") == TrainSettings(lr=1e-5, out=Path("out"))
 
 
 def test_gpus_by_name() -> None:

@@ -116,8 +116,7 @@ def plan(settings: SweepSettings) -> Iterator[str]:
 
 def command(sweep: SweepFile, params: Params, folder: Path) -> list[str]:
     """The flags of a trial's training."""
-    preset = [] if sweep.preset is None else ["--preset", sweep.preset]
-    return [*preset, *flags(sweep.settings(params)), "--out", str(folder)]
+    return ["--preset", sweep.preset, *flags(sweep.settings(params)), "--out", str(folder)]
 
 
 def trial_folder(folder: Path, number: int) -> Path:

@@ -104,7 +104,7 @@ class SweepFile:
     """Trials that must have ended before any is pruned."""
     seed: int = 0
     """Seed of the draws."""
-    preset: str | None = None
+    preset: str = "plain"
     """Training preset that [train] and [space] are laid over."""
     train: dict[str, Any] = field(default_factory=dict)
     """Settings that all trials share."""
@@ -242,8 +242,6 @@ def _check(sweep: SweepFile, where: str) -> None:
 
 
 def _preset(sweep: SweepFile, where: str) -> dict[str, Any]:
-    if sweep.preset is None:
-        return {}
     if sweep.preset not in TRAIN_PRESETS:
         hint = suggestion(sweep.preset, TRAIN_PRESETS)
         raise ConfigError(f"{where}: unknown preset {sweep.preset!r}{hint}")
