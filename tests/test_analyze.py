@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,8 @@ def test_trend_needs_four_values() -> None:
 def test_kl_share_by_hand(tmp_path: Path) -> None:
     run = read_run(with_metrics(tmp_path / "run", loss__policy=-0.06, loss__kl=2.0, kl__coef=0.02))
     assert kl_share(run) == pytest.approx(0.4)
+    by_choice = replace(run, config={**run.config, "credit": "choices"})
+    assert kl_share(by_choice) is None
 
 
 def test_a_run_in_numbers(tmp_path: Path) -> None:

@@ -112,7 +112,12 @@ def _t95(freedom: float) -> float:
 
 
 def kl_share(run: RunRecord, window: int = WINDOW) -> float | None:
-    """How much of the last steps' loss is the KL term: Σ coef·KL / Σ (|policy| + coef·KL)."""
+    """How much of the last steps' loss is the KL term: Σ coef·KL / Σ (|policy| + coef·KL).
+
+    None with credit by choice, whose policy loss has a gradient and no level.
+    """
+    if run.config.get("credit") == "choices":
+        return None
     policy = np.abs(run.series("loss/policy")[-window:])
     penalty = np.abs(run.series("kl/coef") * run.series("loss/kl"))[-window:]
     known = np.isfinite(policy + penalty)
