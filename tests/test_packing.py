@@ -1,8 +1,7 @@
-"""Packed rows: ids add up, fields name tokens, symmetries are those of chess."""
+"""Packed rows: ids add up, fields name tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +11,8 @@ from rookworld import packing
 from rookworld.data.sources import load_rows
 from rookworld.errors import DataError
 from rookworld.model.tokenizer import Tokenizer
-from rookworld.packing import Packed, Symmetry
+from rookworld.packing import Packed
 from rookworld.sources import pick_tokenizer
-from rookworld.tasks.notation import flip_fen, flip_move, mirror_fen, mirror_move
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
 
@@ -92,31 +90,6 @@ def test_every_token_of_an_environment_answer_is_a_target(tokenizer: Tokenizer) 
         assert (packed.fields[place, start + 69 : stop - 1] == packing.OUTCOME).all()
         assert stop - 1 - start - 69 == 6
         assert not packed.fields[place, stop:].any()
-
-
-@pytest.mark.parametrize(
-    ("make", "fen", "move"),
-    [
-        (packing.colour_flip, flip_fen, flip_move),
-        (packing.left_right_mirror, mirror_fen, mirror_move),
-    ],
-)
-def test_a_symmetry_of_the_array_is_a_symmetry_of_chess(
-    tokenizer: Tokenizer,
-    rows: list[PolicyRow],
-    make: Callable[[Tokenizer], Symmetry],
-    fen: Callable[[str], str],
-    move: Callable[[str], str],
-) -> None:
-    symmetry = make(tokenizer)
-    if symmetry.needs_no_castling:
-        rows = [row for row in rows if row.fen.split()[2] == "-"]
-    assert len(rows) > 50
-    other = [PolicyRow(fen(row.fen), tuple(map(move, row.moves)), row.cp) for row in rows]
-    ours = packing.apply_symmetry(
-        packing.pack_policy(rows, tokenizer).tokens.astype(np.int64), symmetry
-    )
-    assert np.array_equal(ours, packing.pack_policy(other, tokenizer).tokens)
 
 
 def test_padded_rows_have_fields_too(tokenizer: Tokenizer) -> None:

@@ -18,11 +18,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rookworld import distributed, packing
+from rookworld import distributed, packing, symmetry
 from rookworld.errors import ConfigError
 from rookworld.model.tokenizer import Tokenizer
-from rookworld.packing import Packed, Symmetry
+from rookworld.packing import Packed
 from rookworld.settings import PretrainSettings
+from rookworld.symmetry import Symmetry
 
 WIDTH_STEP, START_STEP = 16, 8
 
@@ -104,7 +105,7 @@ def symmetry_tables(
     if tokenizer.style != "compact":
         raise ConfigError("--flip and --mirror need the chess tokenizer; use --no-flip --no-mirror")
     names = ("squares", "renamed", "bare", "slashed")
-    makers = [(settings.flip, packing.colour_flip), (settings.mirror, packing.left_right_mirror)]
+    makers = [(settings.flip, symmetry.colour_flip), (settings.mirror, symmetry.left_right_mirror)]
     made = [make(tokenizer) for wanted, make in makers if wanted]
     return [
         (one, {name: torch.from_numpy(getattr(one, name)).to(device) for name in names})
@@ -196,9 +197,9 @@ def gather(
         rows = sent(picks.rows[places], device)
         batch = {name: tensor[rows] for name, tensor in source.tensors.items()}
         if source.symmetric:
-            for (symmetry, table), random in zip(symmetries, picks.chance, strict=False):
+            for (kind, table), random in zip(symmetries, picks.chance, strict=False):
                 wanted = sent(random[places] < 0.5, device)
-                transform(batch, symmetry, table, wanted, tokenizer)
+                transform(batch, kind, table, wanted, tokenizer)
         batch["tokens"] = fit(batch["tokens"].long(), width, tokenizer.eos)
         batch["fields"] = fit(batch["fields"].long(), width, packing.PROMPT)
         for name, tensor in batch.items():
@@ -222,18 +223,18 @@ def fit(tensor: Tensor, width: int, fill: int) -> Tensor:
 
 def transform(
     batch: dict[str, Tensor],
-    symmetry: Symmetry,
+    kind: Symmetry,
     table: dict[str, Tensor],
     wanted: Tensor,
     tokenizer: Tokenizer,
 ) -> None:
-    """Apply a symmetry to the wanted rows (`packing.apply_symmetry`, on the device)."""
+    """Apply a symmetry to the wanted rows (`symmetry.apply_symmetry`, on the device)."""
     tokens, choices = batch["tokens"].long(), batch["choices"]
-    if symmetry.needs_no_castling:
-        wanted = wanted & (tokens[:, packing.CASTLING] == tokenizer.token(" -"))
+    if kind.needs_no_castling:
+        wanted = wanted & (tokens[:, symmetry.CASTLING] == tokenizer.token(" -"))
     moved = table["renamed"][table["bare"][tokens]]
-    board = moved[:, packing.BOARD][:, table["squares"]]
+    board = moved[:, symmetry.BOARD][:, table["squares"]]
     board[:, 8::8] = table["slashed"][board[:, 8::8]]
-    moved[:, packing.BOARD] = board
+    moved[:, symmetry.BOARD] = board
     batch["tokens"] = torch.where(wanted[:, None], moved, tokens)
     batch["choices"] = torch.where(wanted[:, None], table["renamed"][choices], choices)

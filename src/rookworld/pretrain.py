@@ -37,9 +37,10 @@ from rookworld.model.muon import StackedMuon
 from rookworld.model.precision import passes_in
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
-from rookworld.packing import Packed, Symmetry
+from rookworld.packing import Packed
 from rookworld.runs import Run, origin, write_json
 from rookworld.settings import PretrainSettings
+from rookworld.symmetry import Symmetry
 
 Say = Callable[[str], None]
 OnStep = Callable[[int, dict[str, float]], None]

@@ -1,0 +1,103 @@
+"""JOINT: the symmetries of chess x tokenizer -> arrays of ids.
+
+Law: turned ids are the ids of the turned position and of the turned moves. Left out: the
+environment's rows, whose move counter tells the colours apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rookworld.model.tokenizer import Tokenizer
+from rookworld.tasks.notation import flip_move, mirror_move
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """A symmetry of chess as array operations: where a square goes, what a token becomes."""
+
+    squares: NDArray[np.int64]
+    """[64] board token i of the new row is board token squares[i] of the old."""
+    renamed: NDArray[np.int64]
+    """[vocabulary] token by token, after the slashes are taken off."""
+    bare: NDArray[np.int64]
+    """[vocabulary] a square's token without its slash."""
+    slashed: NDArray[np.int64]
+    """[vocabulary] a square's token with a slash."""
+    needs_no_castling: bool
+    """Whether it holds only where nobody may castle."""
+
+
+def colour_flip(tokenizer: Tokenizer) -> Symmetry:
+    """Ranks mirrored, colours and the side to move swapped."""
+    squares = np.arange(64).reshape(8, 8)[::-1].reshape(-1).copy()
+
+    def rename(text: str) -> str:
+        if text.strip() in ("w", "b") and text.startswith(" "):
+            return " b" if text == " w" else " w"
+        if len(text.strip()) == 2 and text[1:2] in "abcdefgh" and text[2:] in ("3", "6"):
+            return f" {text[1]}{'6' if text[2] == '3' else '3'}"
+        if _is_castling(text):
+            swapped = text.strip().swapcase()
+            return " " + "".join(side for side in "KQkq" if side in swapped)
+        return text.swapcase() if len(text) == 1 and text in "pnbrqkPNBRQK" else text
+
+    return _symmetry(tokenizer, squares, rename, flip_move, needs_no_castling=False)
+
+
+def left_right_mirror(tokenizer: Tokenizer) -> Symmetry:
+    """Files mirrored; a symmetry only where nobody may castle."""
+    squares = np.arange(64).reshape(8, 8)[:, ::-1].reshape(-1).copy()
+
+    def rename(text: str) -> str:
+        if len(text.strip()) == 2 and text[1:2] in "abcdefgh" and text[2:] in ("3", "6"):
+            return f" {'hgfedcba'['abcdefgh'.index(text[1])]}{text[2]}"
+        return text
+
+    return _symmetry(tokenizer, squares, rename, mirror_move, needs_no_castling=True)
+
+
+def _is_castling(text: str) -> bool:
+    return text.startswith(" ") and len(text) > 1 and set(text[1:]) <= set("KQkq")
+
+
+def _is_move(text: str) -> bool:
+    return len(text) in (5, 6) and text[0] == " " and text[1].isalpha() and text[2].isdigit()
+
+
+def _symmetry(
+    tokenizer: Tokenizer,
+    squares: NDArray[np.int64],
+    rename: Callable[[str], str],
+    move: Callable[[str], str],
+    *,
+    needs_no_castling: bool,
+) -> Symmetry:
+    size = tokenizer.vocab_size
+    renamed, bare, slashed = (np.arange(size) for _ in range(3))
+    for text, token in tokenizer.vocabulary().items():
+        new = " " + move(text[1:]) if _is_move(text) else rename(text)
+        renamed[token] = tokenizer.token(new)
+        if len(text) == 2 and text[0] == "/":
+            bare[token] = tokenizer.token(text[1])
+            slashed[tokenizer.token(text[1])] = token
+    return Symmetry(squares, renamed, bare, slashed, needs_no_castling)
+
+
+BOARD = slice(1, 65)
+"""Where the squares lie in a compact prompt: after the task letter."""
+CASTLING = 66
+"""Where the castling rights lie: after the side to move."""
+
+
+def apply_symmetry(tokens: NDArray[np.int64], symmetry: Symmetry) -> NDArray[np.int64]:
+    """Compact analysis rows [rows, width] under a symmetry (the reference for `batches.transform`)."""
+    out = symmetry.renamed[symmetry.bare[tokens]]
+    board = out[:, BOARD][:, symmetry.squares]
+    board[:, 8::8] = symmetry.slashed[board[:, 8::8]]
+    out[:, BOARD] = board
+    return out

@@ -1,0 +1,52 @@
+"""Symmetries of ids are those of chess."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from rookworld import packing, symmetry
+from rookworld.data.sources import load_rows
+from rookworld.model.tokenizer import Tokenizer
+from rookworld.sources import pick_tokenizer
+from rookworld.symmetry import Symmetry
+from rookworld.tasks.notation import flip_fen, flip_move, mirror_fen, mirror_move
+from rookworld.tasks.task import PolicyRow
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return pick_tokenizer("chess")
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[PolicyRow]:
+    found = [row for row in load_rows("embedded:train") if isinstance(row, PolicyRow)]
+    return found[:300]
+
+
+@pytest.mark.parametrize(
+    ("make", "fen", "move"),
+    [
+        (symmetry.colour_flip, flip_fen, flip_move),
+        (symmetry.left_right_mirror, mirror_fen, mirror_move),
+    ],
+)
+def test_a_symmetry_of_the_array_is_a_symmetry_of_chess(
+    tokenizer: Tokenizer,
+    rows: list[PolicyRow],
+    make: Callable[[Tokenizer], Symmetry],
+    fen: Callable[[str], str],
+    move: Callable[[str], str],
+) -> None:
+    kind = make(tokenizer)
+    if kind.needs_no_castling:
+        rows = [row for row in rows if row.fen.split()[2] == "-"]
+    assert len(rows) > 50
+    other = [PolicyRow(fen(row.fen), tuple(map(move, row.moves)), row.cp) for row in rows]
+    ours = symmetry.apply_symmetry(
+        packing.pack_policy(rows, tokenizer).tokens.astype(np.int64), kind
+    )
+    assert np.array_equal(ours, packing.pack_policy(other, tokenizer).tokens)
