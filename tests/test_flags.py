@@ -268,6 +268,7 @@ BY_A_RUN: list[tuple[str, Callable[[Path], Any]]] = [
     ("--ref-reset-kl 1e-9", lambda run: state_of(run)["kl_high"]),
     ("--gae --value-coef 3", lambda run: last(run, "loss/total") > 3 * last(run, "loss/value") > 0),
     ("--entropy-coef 0.5", lambda run: last(run, "loss/total") < -0.1),
+    ("--agreement-coef 9", lambda run: last(run, "loss/total") > 0.1),
     ("--flat-tries 0", lambda run: state_of(run)["position"]),
     ("--reward-norm", lambda run: state_of(run)["norm"]["batches"]),
     ("--eval-every 1", lambda run: lines(run, "eval.jsonl")),
@@ -308,7 +309,7 @@ def test_a_flag_is_seen_in_the_run(
 ELSEWHERE = """
 model data held_out out resume dry_run eval_policy_rows eval_environment_rows eval_mates judge
 engine nodes log_dir wandb device recompute graphs compile shard reward_warmup_steps backend
-trl_phase_steps
+trl_phase_steps agreement_lists agreement_power
 """
 """Fields that the tests below, or those of resuming and of the commands, look after."""
 

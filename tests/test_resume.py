@@ -85,9 +85,10 @@ def assert_same_run(found: Path, expected: Path) -> None:
         ({}, [1, 4]),
         ({"baseline_type": "ema"}, [3]),
         ({"credit": "choices"}, [2]),
+        ({"agreement_coef": 1.0}, [3]),
         (EVERYTHING, [2, 3, 5]),
     ],
-    ids=["plain", "ema", "choices", "everything"],
+    ids=["plain", "ema", "choices", "agreement", "everything"],
 )
 def test_a_run_stopped_after_a_step_goes_on_bit_by_bit(
     warm_folder: Path, tmp_path: Path, changes: dict[str, Any], stops: list[int]

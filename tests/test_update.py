@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rookworld import credit, passes, update
+from rookworld.agreement import set_agreed
 from rookworld.grpo.advantages import RunningMeans, gae
 from rookworld.grpo.loss import LOSSES
 from rookworld.model import graphs
@@ -28,7 +29,7 @@ from rookworld.tasks.reward import RunningNorm
 from rookworld.tasks.task import Verdict
 from rookworld.trainer_state import new_value_head
 from rookworld.update import Gradient
-from tiny_training import relative, tiny_rows, tiny_settings
+from tiny_training import relative, tiny_rows, tiny_settings, tiny_tokenizer
 
 pytestmark = pytest.mark.usefixtures("single_thread")
 
@@ -118,6 +119,9 @@ def computed(
         parameter.grad = None
     micros = passes.prepare(groups, learner, settings, eos=0)
     credit.set_advantages(micros, learner, settings, RunningMeans(), None, KL_COEF)
+    if settings.agreement_coef > 0:
+        set_agreed(micros, learner, tiny_tokenizer(), settings, 0, {})
+        assert any(micro.agreed is not None for micro in micros)
     totals = update.totals_of(micros, longest=20)
     assert totals is not None
     found = update.gradient(micros, learner, totals, settings, KL_COEF)
@@ -300,6 +304,8 @@ def worthless(group: Group) -> Group:
         *({"loss": name} for name in LOSSES),
         *({"credit": "choices", "advantage_scale": name} for name in ("batch", "group")),
         {"credit": "choices", "kl_collect_cap": 0.5},
+        {"agreement_coef": 2.0},
+        {"agreement_coef": 2.0, "kl_collect_cap": 0.5},
         *({"credit": "fields", "advantage_scale": name} for name in ("batch", "group")),
         *({"kl_type": name} for name in ("reverse", "symmetric", "k2", "k3", "k1_reward")),
         *({"baseline_type": name} for name in ("rloo", "ema", "adaptive")),

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rookworld import sharding
+from rookworld.grpo.agreement import Agreed, agreement_kl
 from rookworld.grpo.choices import KnownWorths, expected_worth
 from rookworld.grpo.kl import EXACT, Draw, TokenStats, k3, token_stats
 from rookworld.model.gpt2 import GPT2
@@ -87,6 +88,8 @@ class Micro:
     returns: Tensor | None = None
     choices: KnownWorths | None = None
     """Rows that learn from everything they could have chosen; their advantages are 0."""
+    agreed: Agreed | None = None
+    """Rows that learn what the reference's lists agree on."""
 
     @property
     def ref_hidden(self) -> Tensor:
@@ -113,8 +116,11 @@ class Known:
     """The reference's [tokens of all answers, width] by a prompt's key."""
     packs: dict[tuple[int, ...], Pack] = field(default_factory=dict)
     """By their prompts' keys."""
+    agreed: dict[int, Tensor] = field(default_factory=dict)
+    """How often each id is in the reference's lists, by an analysis prompt's key."""
 
     def clear(self) -> None:
+        """Forget what was found out about answers; what lists agree on is not about answers."""
         self.states.clear()
         self.packs.clear()
 
@@ -243,6 +249,14 @@ def chosen_worths(micro: Micro, hidden: Tensor, learner: Learner) -> Tensor | No
         return None
     found = expected_worth(hidden, learner.model.lm_head.weight, micro.draw, choices)
     return torch.zeros_like(micro.old_logp).index_put((choices.rows,), found)
+
+
+def list_distances(micro: Micro, hidden: Tensor, learner: Learner) -> Tensor | None:
+    """[rows] how far a list's next move is from what lists agree on, 0 where none is due."""
+    if micro.agreed is None:
+        return None
+    found = agreement_kl(hidden, learner.model.lm_head.weight, micro.agreed)
+    return torch.zeros_like(micro.old_logp).index_put((micro.agreed.rows,), found)
 
 
 @torch.no_grad()

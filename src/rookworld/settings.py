@@ -184,15 +184,16 @@ class RewardWeights:
 TRAIN_BOUNDS = bounds_of(
     {
         COUNT: "steps batch_size k_samples updates_per_rollout max_new_tokens nodes "
-        "max_consecutive_nans micro_tokens save_every keep",
+        "agreement_lists max_consecutive_nans micro_tokens save_every keep",
         FROM_ZERO: "p_format p_legal p_best p_candidates p_evaluations p_whole "
         "a_format a_board a_flags a_reward a_whole lr lr_warmup_steps weight_decay "
         "kl_coef kl_coef_min kl_coef_max kl_warmup_steps kl_warmup_factor kl_divergence_threshold "
         "kl_collect_cap ref_sync_every ref_reset_kl advantage_std_floor advantage_clip value_coef "
-        "entropy_coef flat_tries top_k reward_warmup_steps score_workers max_recoveries "
-        "entropy_floor eval_every eval_policy_rows eval_environment_rows eval_mates sample_every",
+        "agreement_coef entropy_coef flat_tries top_k reward_warmup_steps score_workers "
+        "max_recoveries entropy_floor eval_every eval_policy_rows eval_environment_rows eval_mates "
+        "sample_every",
         # no end above: a ratio may be let go as far as one likes
-        POSITIVE: "adam_eps clip_norm clip_range clip_range_high target_kl",
+        POSITIVE: "adam_eps agreement_power clip_norm clip_range clip_range_high target_kl",
         SHARE: "mix_env_ratio gamma gae_lambda",
         SHARE_NOT_ZERO: "p_best_scale tv_delta top_p p_top_p a_top_p recovery_lr_factor",
         SEED: "seed",
@@ -298,6 +299,14 @@ class TrainSettings(RewardWeights):
     before it (the same mean gradient, less noise); `outlook`, what it changes itself; `choices`,
     the same, and where a move is listed every move is paid, not only the one that was drawn;
     `auto`, by choices where tokenizer, loss and KL allow it, else by fields."""
+    agreement_coef: float = 0.0
+    """Pull the moves that a list goes on with towards what the reference's lists agree on, which is
+    better than each of them and needs no label (chess tokenizer only); 0: not."""
+    agreement_lists: int = 2
+    """Lists that the reference writes for each side of a position: two sides, and where nobody may
+    castle four."""
+    agreement_power: float = 3.0
+    """How sharp that target is: shares of the lists to this power."""
     gae: bool = False
     """Token-level advantages by a value head, in place of the baseline."""
     gamma: float = 1.0
@@ -426,6 +435,20 @@ class TrainSettings(RewardWeights):
             not self.shard or self.ref_device is None,
             f"--ref-device {self.ref_device}: with --shard the reference is shared out like the "
             "policy; leave one of them out",
+        )
+        following = self.ref_sync_every > 0 or self.ref_reset_kl > 0
+        require(
+            self.agreement_coef == 0 or not following,
+            "--agreement-coef needs a reference that stays as it is: what lists agree on would "
+            "become what they agree on; leave out --ref-sync-every and --ref-reset-kl",
+        )
+        require(
+            self.agreement_coef == 0 or not self.shard,
+            "--agreement-coef has the reference write lists, which it cannot with --shard",
+        )
+        require(
+            self.agreement_coef == 0 or self.mix_env_ratio < 1,
+            "--agreement-coef with --mix-env-ratio 1: without analysis prompts there are no lists",
         )
         require(
             self.kl_coef_min <= self.kl_coef_max,

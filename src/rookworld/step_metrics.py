@@ -83,7 +83,8 @@ def update_metrics(
     state: State, found: Gradient, kl_coef: float, rate: float, settings: TrainSettings
 ) -> Metrics:
     tokens = max(1.0, float(found.ratio.tokens))
-    return {
+    asked = {"loss/agreement": found.agreement} if settings.agreement_coef > 0 else {}
+    return asked | {
         "kl/exact": found.kl,
         "kl/coef": kl_coef,
         "policy/ratio_max": float(found.ratio.ratio_max),

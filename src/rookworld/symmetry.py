@@ -95,7 +95,7 @@ CASTLING = 66
 
 
 def apply_symmetry(tokens: NDArray[np.int64], symmetry: Symmetry) -> NDArray[np.int64]:
-    """Compact analysis rows [rows, width] under a symmetry (the reference for `batches.transform`)."""
+    """Compact analysis rows [rows, width] under a symmetry (`batches.transform` without torch)."""
     out = symmetry.renamed[symmetry.bare[tokens]]
     board = out[:, BOARD][:, symmetry.squares]
     board[:, 8::8] = symmetry.slashed[board[:, 8::8]]

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from rookworld import credit, distributed, passes, sharding, update
+from rookworld.agreement import agreed_shares, set_agreed
 from rookworld.checkpoint import (
     drop_after,
     last_sound,
@@ -39,7 +40,7 @@ from rookworld.model.precision import arithmetic, matrices_in
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.passes import Micro
 from rookworld.processes import refuse_unguarded_scripts
-from rookworld.rollout import Collected, Collector, Group, collect
+from rookworld.rollout import Answers, Collected, Collector, Group, collect
 from rookworld.runs import Run, origin, write_json
 from rookworld.settings import TrainSettings
 from rookworld.step_metrics import (
@@ -155,9 +156,7 @@ def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Cl
         clock=clock.lap,
     )
     if scorers is not None and may_look_ahead(state, settings):
-        eos, known = state.tokenizer.eos, state.known
-        look = partial(passes.look_ahead, state.learner, settings, eos, known)
-        collector = replace(collector, meanwhile=look)
+        collector = replace(collector, meanwhile=partial(look_ahead, state, settings))
     progress = ramp(state.step, settings.reward_warmup_steps)
     return collect(
         collector,
@@ -167,6 +166,15 @@ def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Cl
         progress,
         flat_tries=settings.flat_tries,
     )
+
+
+def look_ahead(state: State, settings: TrainSettings, answers: Sequence[Answers]) -> None:
+    """Ask the reference, while others score them, what does not depend on the scores."""
+    learner, tokenizer, known = state.learner, state.tokenizer, state.known
+    passes.look_ahead(learner, settings, tokenizer.eos, known, answers)
+    if settings.agreement_coef > 0:
+        prompts = [one.prompt for one in answers]
+        known.agreed |= agreed_shares(prompts, learner, tokenizer, settings, state.step)
 
 
 def may_look_ahead(state: State, settings: TrainSettings) -> bool:
@@ -235,6 +243,9 @@ def prepared(
         collected.groups, state.learner, settings, state.tokenizer.eos, state.known
     )
     credit.set_advantages(micros, state.learner, settings, state.running, norm, kl_coef)
+    if settings.agreement_coef > 0:
+        known = state.known.agreed
+        set_agreed(micros, state.learner, state.tokenizer, settings, state.step, known)
     if norm is not None:
         norm.update(all_rewards(collected.groups))
     longest = max(s.max_new_tokens for s in sampling(settings, state.tokenizer).values())

@@ -186,6 +186,12 @@ def fits(model: GPT2, settings: TrainSettings, tokenizer: Tokenizer) -> None:
             "choice between moves has to be one token; take --credit outlook"
         )
 
+    if settings.agreement_coef > 0 and not move_tokens(tokenizer)[0]:
+        raise ConfigError(
+            f"--agreement-coef {settings.agreement_coef}: the tokenizer of {settings.model} spells "
+            "moves in pieces, and lists are compared move by move; leave it out"
+        )
+
 
 def with_credit(settings: TrainSettings, tokenizer: Tokenizer) -> TrainSettings:
     """`--credit auto` decided."""

@@ -24,7 +24,7 @@ FIXED = (
     *("updates_per_rollout", "tv_delta", "baseline_type", "advantage_std_floor", "reward_norm"),
     *("gae", "gamma", "gae_lambda", "value_coef", "kl_collect_cap", "ref_reset_kl", "ref_device"),
     *("recovery_lr_factor", "max_recoveries", "recompute", "compile", "shard", "score_workers"),
-    "graphs",
+    *("graphs", "agreement_coef", "agreement_lists", "agreement_power"),
 )
 """Settings that GRPOTrainer has nothing for; they must keep their defaults."""
 KL_TYPES = ("forward", "k3")

@@ -19,7 +19,7 @@ from rookworld.grpo.kl import ESTIMATORS, TokenStats
 from rookworld.grpo.loss import Batch, LossSettings, RatioStats, StepTotals
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.precision import passes_in
-from rookworld.passes import Learner, Micro, chosen_worths, states, stats_of
+from rookworld.passes import Learner, Micro, chosen_worths, list_distances, states, stats_of
 from rookworld.settings import TrainSettings
 
 
@@ -46,11 +46,13 @@ class Gradient:
     kl: float
     ratio: RatioStats
     norm: float
+    agreement: float = 0.0
 
     def total(self, kl_coef: float, settings: TrainSettings) -> float:
         weighted = 0.0 if settings.kl_type == "k1_reward" else kl_coef * self.kl_loss
         value = settings.value_coef * self.value
-        return self.policy + weighted + value - settings.entropy_coef * self.entropy
+        agreement = settings.agreement_coef * self.agreement
+        return self.policy + weighted + value + agreement - settings.entropy_coef * self.entropy
 
 
 NOTHING = Gradient(
@@ -74,7 +76,7 @@ def gradient(
 ) -> Gradient:
     """Backward through every pack; gradients are left on the parameters, summed over ranks."""
     device = learner.model.device
-    sums = torch.zeros(5, dtype=torch.float64, device=device)
+    sums = torch.zeros(6, dtype=torch.float64, device=device)
     ratio = RatioStats(*(torch.zeros((), device=device) for _ in range(4)))
     missing = sharding.missing_passes(learner.model, len(micros))
     for micro in micros:
@@ -82,6 +84,7 @@ def gradient(
             hidden = states(micro.pack, learner.model, learner.graphs)
             stats = stats_of(micro, hidden, learner, settings)
             worths = chosen_worths(micro, hidden, learner)
+            distances = list_distances(micro, hidden, learner)
         parts, micro_ratio = terms(micro, stats, hidden, learner, totals, settings)
         policy, kl_loss, value, entropy = (part.sum() for part in parts[:4])
         if worths is not None:
@@ -93,8 +96,12 @@ def gradient(
             objective = objective + settings.entropy_coef * entropy
         if settings.kl_type != "k1_reward" and kl_coef > 0:
             objective = objective + kl_coef * kl_loss
+        agreement = torch.zeros_like(policy)
+        if distances is not None:
+            agreement = losses.token_mean(micro.pack.grid(distances), micro.mask(), totals).sum()
+            objective = objective + settings.agreement_coef * agreement
         objective.backward()  # type: ignore[no-untyped-call]
-        measured = [policy, kl_loss, value, -entropy, parts[4].sum()]
+        measured = [policy, kl_loss, value, -entropy, parts[4].sum(), agreement]
         sums += torch.stack([part.detach().double() for part in measured])
         ratio = ratio.merge(micro_ratio)
     sharding.idle_passes(learner.model, missing)
@@ -111,8 +118,8 @@ def gradient(
     )
     ratio = RatioStats(counts[0], counts[1], distributed.max_over_ranks(ratio.ratio_max), counts[2])
     norm = sharding.total_norm([p.grad for p in parameters if p.grad is not None])
-    values = sums.tolist()
-    return Gradient(values[0], values[1], values[2], values[3], values[4], ratio, float(norm))
+    policy, kl_loss, value, entropy, kl, agreement = sums.tolist()
+    return Gradient(policy, kl_loss, value, entropy, kl, ratio, float(norm), agreement)
 
 
 def silence_key_biases(model: GPT2) -> None:

@@ -1,0 +1,235 @@
+"""Learning what the reference's lists agree on: targets by enumeration, views of one question."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rookworld import agreement
+from rookworld.agreement import (
+    VIEWS,
+    Lists,
+    View,
+    agreed_rows,
+    agreed_shares,
+    sides,
+    views,
+    written,
+)
+from rookworld.errors import ConfigError
+from rookworld.grpo.agreement import Agreed, agreement_kl, continued
+from rookworld.model.tokenizer import Tokenizer
+from rookworld.packs import pack
+from rookworld.rollout import Group, Prompt, Prompts
+from rookworld.settings import TrainSettings
+from rookworld.tasks.notation import flip_fen, mirror_fen
+from rookworld.tasks.policy import POLICY
+from rookworld.tasks.task import PolicyRow
+from rookworld.train import train
+from rookworld.trainer_state import fits, new_learner, new_state
+from test_choices import PIECES
+from tiny_training import metrics_of, no_evaluation, tiny_rows, tiny_settings, tiny_tokenizer
+
+TOKENIZER = tiny_tokenizer()
+CASTLES = "r3k2r/pppq1ppp/2np1n2/4p3/4P3/2NP1N2/PPPQ1PPP/R3K2R w KQkq - 4 9"
+CASTLED = "r4rk1/pppq1ppp/2np1n2/4p3/4P3/2NP1N2/PPPQ1PPP/R4RK1 b - - 7 10"
+SHARES = torch.tensor([[0.0, 0.9, 0.6, 0.3, 0.2, 0.0]])
+
+
+def agreed(named: list[list[int]], power: float = 2.0) -> Agreed:
+    count = len(named)
+    return Agreed(
+        torch.arange(count), torch.zeros(count).long(), torch.tensor(named), SHARES, power
+    )
+
+
+def test_a_target_is_what_lists_share_less_what_is_named() -> None:
+    found = agreed([[1, 1], [1, 3]]).target().exp()
+    squares = SHARES[0].square()
+    for line, left in zip(found, ([2, 3, 4], [2, 4]), strict=True):
+        expected = torch.zeros(6)
+        expected[left] = squares[left] / squares[left].sum()
+        assert torch.allclose(line, expected, atol=1e-6)
+
+
+def test_the_distance_is_that_by_enumeration_and_has_its_gradient() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(2, 4, generator=generator, requires_grad=True)
+    head = torch.randn(6, 4, generator=generator)
+    told = agreed([[1, 1], [1, 3]], power=3.0)
+    found = agreement_kl(hidden, head, told)
+    target, policy = told.target().exp(), (hidden @ head.T).softmax(-1)
+    by_hand = torch.special.xlogy(target, target).sum(-1) - (target * policy.log()).sum(-1)
+    assert torch.allclose(found, by_hand, atol=1e-6)
+    found.sum().backward()  # type: ignore[no-untyped-call]
+    assert hidden.grad is not None
+    assert torch.allclose(hidden.grad, (policy - target).detach() @ head, atol=1e-6)
+
+
+def test_lists_go_on_while_they_are_lists_and_the_reference_would() -> None:
+    """Answers: a whole list; one that ends after two; a position with three moves; no list."""
+    moves = torch.tensor([False, True, True, True, True, True, True])
+    tokens = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 0, 3, 4], [4, 5, 6, 1, 2], [0, 1, 2, 3, 4]])
+    counts = torch.tensor([4.9, 5.0, 2.9, 5.0])
+    sequences = torch.arange(4).repeat_interleave(7)
+    places = torch.arange(7).repeat(4)
+    rows, named = continued(tokens, sequences, places, moves, counts)
+    assert [(row // 7, row % 7) for row in rows.tolist()] == [
+        *((0, place) for place in (1, 2, 3, 4)),
+        *((1, place) for place in (1, 2)),  # the token that ended it should have been a move
+        *((2, place) for place in (1, 2)),
+    ]
+    held = [set(line) for line in named.tolist()]
+    assert held == [{1}, {1, 2}, {1, 2, 3}, {1, 2, 3, 4}, {1}, {1, 2}, {4}, {4, 5}]
+
+
+def asked(fen: str, key: int = 3) -> Prompt:
+    row = PolicyRow(fen, (), ())
+    return Prompt("P", row, tuple(TOKENIZER.encode(POLICY.prompt(row, "compact"))), key)
+
+
+def test_views_are_the_same_question_from_all_sides() -> None:
+    seen = views([asked(CASTLES, 3), asked(CASTLED, 4)], TOKENIZER)
+    fens = [CASTLES, flip_fen(CASTLES)]
+    fens += [CASTLED, flip_fen(CASTLED), mirror_fen(CASTLED), mirror_fen(flip_fen(CASTLED))]
+    assert [view.prompt.ids for view in seen] == [asked(fen).ids for fen in fens]
+    assert [(view.asked, view.side) for view in seen] == [
+        *((3, side) for side in range(2)),
+        *((4, side) for side in range(VIEWS)),
+    ]
+    assert len({view.prompt.key for view in seen}) == len(seen)
+
+
+@pytest.fixture
+def settings(warm_folder: Path, tmp_path: Path) -> TrainSettings:
+    return tiny_settings(warm_folder, tmp_path / "run", agreement_coef=1.0)
+
+
+def test_what_is_found_from_another_side_is_told_in_the_words_of_this_one(
+    settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A position and its image have the same views, so they agree on the same moves."""
+    learner = new_learner(Path(settings.model), settings, torch.device("cpu"))
+    listed = torch.tensor(TOKENIZER.encode(" e2e4 g1f3 d2d4 b1c3 f1c4"))
+    called = torch.from_numpy(sides(TOKENIZER))
+
+    def as_seen(base: Tensor) -> Any:
+        def written(seen: list[View], *rest: Any) -> list[Lists]:
+            return [Lists(v, called[v.side][base][None], torch.tensor([5])) for v in seen]
+
+        return written
+
+    found = []
+    for fen, base in ((CASTLED, listed), (flip_fen(CASTLED), called[1][listed])):
+        monkeypatch.setattr(agreement, "written", as_seen(base))
+        found.append(agreed_shares([asked(fen)], learner, TOKENIZER, settings, step=0)[3])
+    assert torch.allclose(found[1][called[1]], found[0], atol=1e-6)
+    assert not torch.allclose(found[1], found[0], atol=1e-6)
+    assert 0 < float(found[0].sum()) <= 5
+    evaluation = TOKENIZER.token(" 0.3")
+    assert float(found[0][evaluation]) == 0
+
+
+def drawn(settings: TrainSettings) -> list[Prompt]:
+    return Prompts(tiny_rows(), Tokenizer.load(settings.model), 0.4, settings.seed).take(8)
+
+
+def test_shares_do_not_depend_on_how_a_step_is_cut(settings: TrainSettings) -> None:
+    learner = new_learner(Path(settings.model), settings, torch.device("cpu"))
+    prompts = drawn(settings)
+    whole = agreed_shares(prompts, learner, TOKENIZER, settings, step=2)
+    assert set(whole) == {prompt.key for prompt in prompts if prompt.letter == "P"}
+    small = replace(settings, micro_tokens=1)
+    for prompt in prompts:
+        one = agreed_shares([prompt], learner, TOKENIZER, small, step=2)
+        for key, shares in one.items():
+            assert torch.allclose(shares, whole[key], atol=1e-5)
+    other = agreed_shares(prompts, learner, TOKENIZER, settings, step=3)
+    assert not any(torch.equal(other[key], whole[key]) for key in whole)
+
+
+def test_more_lists_are_written_and_a_target_is_as_sharp_as_asked_for(
+    settings: TrainSettings,
+) -> None:
+    learner = new_learner(Path(settings.model), settings, torch.device("cpu"))
+    seen = views([asked(CASTLES)], TOKENIZER)
+    more = replace(settings, agreement_lists=3, agreement_power=1.5)
+    for one, count in ((settings, 2), (more, 3)):
+        lists = written(seen, learner, TOKENIZER, one, 0)
+        assert [len(each.lengths) for each in lists] == [count, count]
+        packed = pack(lists, TOKENIZER.eos)
+        shares = [torch.ones(TOKENIZER.vocab_size)] * 2
+        found = agreed_rows(packed, shares, TOKENIZER, one)
+        assert found is not None
+        assert found.power == one.agreement_power
+
+
+def test_environment_answers_have_no_target(settings: TrainSettings) -> None:
+    moves = torch.tensor([TOKENIZER.encode(" e2e4 g1f3 d2d4 b1c3 f1c4")] * 2)
+    lengths, logp = torch.full((2,), 5), torch.zeros(2, 5)
+    groups = [
+        Group(prompt, moves, lengths, logp, logp, (True,) * 2, ("",) * 2, ())
+        for prompt in drawn(settings)
+    ]
+    packed = pack(groups, eos=0)
+    assert agreed_rows(packed, [None] * len(groups), TOKENIZER, settings) is None
+    share = torch.zeros(TOKENIZER.vocab_size)
+    share[moves[0]] = 1.0
+    shares = [share if group.prompt.letter == "P" else None for group in groups]
+    found = agreed_rows(packed, shares, TOKENIZER, settings)
+    assert found is not None
+    lines = packed.sequences[found.rows] // 2
+    letters = np.array([group.prompt.letter for group in groups])[lines]
+    assert set(letters) == {"P"}
+    assert len(letters) == 4 * 2 * sum(share is not None for share in shares)
+    # a list that holds all but one of what is agreed on has one thing left to say
+    fourth = found.target().exp()[packed.places[found.rows] == 4]
+    assert torch.allclose(fourth[:, moves[0, 4]], torch.ones(len(fourth)))
+
+
+def test_a_run_comes_nearer_to_what_its_reference_agrees_on(
+    warm_folder: Path, tmp_path: Path
+) -> None:
+    settings = tiny_settings(
+        warm_folder,
+        tmp_path / "run",
+        agreement_coef=3.0,
+        steps=12,
+        batch_size=4,
+        kl_divergence_threshold=0.0,
+    )
+    train(settings, tiny_rows(), no_evaluation)
+    apart = [line["loss/agreement"] for line in metrics_of(settings.out)]
+    assert sum(apart[-3:]) < 0.8 * sum(apart[:3])
+    plain = tiny_settings(warm_folder, tmp_path / "plain", steps=1)
+    train(plain, tiny_rows(), no_evaluation)
+    assert "loss/agreement" not in metrics_of(plain.out)[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"ref_sync_every": 5}, "a reference that stays as it is"),
+        ({"ref_reset_kl": 0.5}, "a reference that stays as it is"),
+        ({"shard": True}, "cannot with --shard"),
+        ({"mix_env_ratio": 1.0}, "there are no lists"),
+    ],
+)
+def test_what_cannot_agree_is_refused(
+    changes: dict[str, Any], said: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    tiny_settings(tiny_folder, tmp_path, **changes)
+    with pytest.raises(ConfigError, match=said):
+        tiny_settings(tiny_folder, tmp_path, agreement_coef=0.1, **changes)
+
+
+def test_moves_in_pieces_are_refused(settings: TrainSettings) -> None:
+    state = new_state(settings, tiny_rows(), torch.device("cpu"))
+    with pytest.raises(ConfigError, match=r"--agreement-coef 1\.0: the tokenizer of"):
+        fits(state.learner.model, settings, PIECES)
