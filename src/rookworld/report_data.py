@@ -96,7 +96,7 @@ PANELS = (
     ),
     Panel(
         title="Loss",
-        metrics=("loss/total", "loss/policy", "loss/kl", "loss/value"),
+        metrics=("loss/total", "loss/policy", "loss/kl", "loss/agreement", "loss/value"),
         help="A policy loss near 0 is normal: advantages of a group sum to zero.",
     ),
     Panel(
