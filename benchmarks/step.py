@@ -20,11 +20,11 @@ import torch
 from rookworld import passes, update
 from rookworld.data.sources import load_rows
 from rookworld.distributed import start
+from rookworld.groups import Group
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.precision import matrices_in
 from rookworld.model.sampling import sample
 from rookworld.model.weights import save_model
-from rookworld.rollout import Group
 from rookworld.settings import TrainSettings
 from rookworld.sources import pick_tokenizer
 from rookworld.step_metrics import Clock

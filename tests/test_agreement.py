@@ -23,10 +23,11 @@ from rookworld.agreement import (
     written,
 )
 from rookworld.errors import ConfigError
+from rookworld.groups import Group, Prompt
 from rookworld.grpo.agreement import Agreed, agreement_kl, continued
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.packs import pack
-from rookworld.rollout import Group, Prompt, Prompts
+from rookworld.rollout import Prompts
 from rookworld.settings import TrainSettings
 from rookworld.tasks.notation import flip_fen, mirror_fen
 from rookworld.tasks.policy import POLICY

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from rookworld.groups import Answers, Prompt
 from rookworld.grpo.advantages import AdvantageSettings, field_advantages, next_worths
 from rookworld.model.tokenizer import Tokenizer
-from rookworld.rollout import Answers, Prompt, alternatives, begun_stages
+from rookworld.promises import alternatives, begun_stages
 from rookworld.tasks.environment import ENVIRONMENT, transition
 from rookworld.tasks.outlook import USUAL_ACCURACY, USUAL_HITS, choices, outlooks
 from rookworld.tasks.policy import POLICY

@@ -23,7 +23,8 @@ from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.packs import laid, micro_packs, pack
 from rookworld.passes import Known, Learner, look_ahead, prepare
-from rookworld.rollout import Collector, Prompts, begun_stages, collect, prompt_text
+from rookworld.promises import begun_stages
+from rookworld.rollout import Collector, Prompts, collect, prompt_text
 from rookworld.tasks.outlook import outlooks
 from rookworld.tasks.reward import RewardRules
 from tiny_training import judge_by, share_of_low_moves, tiny_rows, tiny_settings

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from rookworld import rollout
+from rookworld.groups import Group
 from rookworld.model.sampling import Sampling
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
-from rookworld.rollout import Collector, Group, Prompts
+from rookworld.rollout import Collector, Prompts
 from rookworld.tasks.judge import LabelsJudge
 from rookworld.tasks.outlook import choices
 from rookworld.tasks.policy import POLICY

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from rookworld import credit, passes, update
 from rookworld.agreement import set_agreed
+from rookworld.groups import Alternatives, Group, Promises, Prompt
 from rookworld.grpo.advantages import RunningMeans, gae
 from rookworld.grpo.loss import LOSSES
 from rookworld.model import graphs
@@ -23,7 +24,7 @@ from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.packs import pack
 from rookworld.passes import Learner, Micro
-from rookworld.rollout import Alternatives, Group, Promises, Prompt, Prompts
+from rookworld.rollout import Prompts
 from rookworld.settings import TrainSettings
 from rookworld.tasks.reward import RunningNorm
 from rookworld.tasks.task import Verdict

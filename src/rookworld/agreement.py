@@ -18,15 +18,22 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rookworld.groups import Prompt
 from rookworld.grpo.agreement import Agreed, continued
 from rookworld.model.precision import matrices_in, passes_in
 from rookworld.model.sampling import Sampling, sample
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.packs import Pack, micro_packs, pack, together_on
 from rookworld.passes import Learner, Micro, states
-from rookworld.rollout import Prompt, move_tokens
+from rookworld.promises import move_tokens
 from rookworld.settings import TrainSettings
-from rookworld.symmetry import CASTLING, apply_symmetry, colour_flip, left_right_mirror
+from rookworld.symmetry import (
+    CASTLING,
+    Symmetry,
+    apply_symmetry,
+    colour_flip,
+    left_right_mirror,
+)
 from rookworld.tasks.policy import MOST_MOVES
 
 SEED = 7_368_787
@@ -60,9 +67,15 @@ class Lists:
 
 
 @lru_cache(maxsize=8)
+def symmetries(tokenizer: Tokenizer) -> tuple[Symmetry, Symmetry]:
+    """Colours exchanged, left and right exchanged."""
+    return colour_flip(tokenizer), left_right_mirror(tokenizer)
+
+
+@lru_cache(maxsize=8)
 def sides(tokenizer: Tokenizer) -> NDArray[np.int64]:
     """[views, vocabulary] what each id is called from each side of the board."""
-    flip, mirror = colour_flip(tokenizer).renamed, left_right_mirror(tokenizer).renamed
+    flip, mirror = (symmetry.renamed for symmetry in symmetries(tokenizer))
     return np.stack([np.arange(len(flip)), flip, mirror, mirror[flip]])
 
 
@@ -76,7 +89,7 @@ def is_move(tokenizer: Tokenizer) -> NDArray[np.bool_]:
 
 def views(prompts: Sequence[Prompt], tokenizer: Tokenizer) -> list[View]:
     """Every prompt from every side from which it is the same question."""
-    flip, mirror = colour_flip(tokenizer), left_right_mirror(tokenizer)
+    flip, mirror = symmetries(tokenizer)
     castles_not = tokenizer.token(" -")
     width = max(len(prompt.ids) for prompt in prompts)
     ids = np.full((len(prompts), width), tokenizer.eos, dtype=np.int64)

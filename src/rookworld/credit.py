@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rookworld import distributed, sharding
+from rookworld.groups import LETTERS
 from rookworld.grpo.advantages import (
     SCALES,
     AdvantageSettings,
@@ -34,7 +35,6 @@ from rookworld.grpo.kl import k1_penalty
 from rookworld.model.precision import passes_in
 from rookworld.packs import laid, sent
 from rookworld.passes import Learner, Micro, reference_logp, states
-from rookworld.rollout import LETTERS
 from rookworld.settings import TrainSettings
 from rookworld.tasks.reward import RunningNorm
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rookworld import sharding
+from rookworld.groups import LETTERS, Answers, Group
 from rookworld.grpo.agreement import Agreed, agreement_kl
 from rookworld.grpo.choices import KnownWorths, expected_worth
 from rookworld.grpo.kl import EXACT, Draw, TokenStats, k3, token_stats
@@ -29,7 +30,6 @@ from rookworld.packs import (
     shared_prefix,
     together_on,
 )
-from rookworld.rollout import LETTERS, Answers, Group
 from rookworld.settings import TrainSettings
 
 CHUNK_VOCABULARY = 8_192

@@ -8,7 +8,6 @@ data.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -17,90 +16,20 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from rookworld import distributed
 from rookworld.errors import DataError
+from rookworld.groups import LETTERS, Answers, Group, Promises, Prompt
 from rookworld.grpo.advantages import flat_groups, reward_tensor, valid_groups
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.sampling import ROWS_AT_ONCE, Sampling, sample
 from rookworld.model.tokenizer import Tokenizer
+from rookworld.promises import alternatives, promised
 from rookworld.tasks.environment import ENVIRONMENT
-from rookworld.tasks.notation import MOVES
-from rookworld.tasks.outlook import END_OF_LIST, SIGNS, STAGES, Choices, Outlook
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.reward import RewardRules
 from rookworld.tasks.scoring import Question, Scorer, Scores, Workers
-from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow, Verdict
-
-LETTERS = ("P", "A")
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One question: the row that knows the answer, its ids, and what keys its samples."""
-
-    letter: str
-    row: PolicyRow | EnvironmentRow
-    ids: tuple[int, ...]
-    key: int
-
-    @property
-    def task(self) -> int:
-        return LETTERS.index(self.letter)
-
-
-@dataclass(frozen=True)
-class Promises:
-    """What K answers were worth while they were written; on the CPU."""
-
-    worths: Tensor
-    """[K, stages - 1] float64; NaN where an answer never came so far."""
-    stages: Tensor
-    """[K, T] which stage each token belongs to; 0: it is paid for the whole answer."""
-
-
-@dataclass(frozen=True)
-class Alternatives:
-    """What each choice was worth wherever one of K answers listed a move or ended its list.
-
-    Plain numbers: a tensor for each of thousands of prompts would take longer than their answers.
-    """
-
-    ids: list[int]
-    """[words] the token of each legal move, and of the list's end."""
-    answers: list[int]
-    """[places] which of the K answers."""
-    places: list[int]
-    """[places] which token of it."""
-    worths: array[float]
-    """[places x words] above that of any other token, which is taken for an illegal move."""
-
-
-@dataclass(frozen=True)
-class Group:
-    """A prompt's K answers as sampled, with verdicts; tensors on the model's device."""
-
-    prompt: Prompt
-    tokens: Tensor
-    """[K, T] sampled ids, end token included."""
-    lengths: Tensor
-    """[K] sampled tokens."""
-    logp: Tensor
-    """[K, T] log-probabilities under the distribution that was sampled from."""
-    entropy: Tensor
-    """[K, T] entropies of that distribution."""
-    finished: tuple[bool, ...]
-    texts: tuple[str, ...]
-    verdicts: tuple[Verdict, ...]
-    promises: Promises | None = None
-    """With credit by field: what each answer was worth while it was written."""
-    alternatives: Alternatives | None = None
-    """With credit by choice: what else could have been listed."""
-
-    @property
-    def rewards(self) -> list[float]:
-        return [verdict.total for verdict in self.verdicts]
+from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow
 
 
 class Prompts:
@@ -297,105 +226,6 @@ class Collector:
                 answers, questions, scores, promises, strict=True
             )
         ]
-
-
-@dataclass(frozen=True)
-class Answers:
-    """A prompt's K answers before they are read; see `Group`."""
-
-    prompt: Prompt
-    tokens: Tensor
-    lengths: Tensor
-    logp: Tensor
-    entropy: Tensor
-    ids: NDArray[np.int64]
-    """[K, T or more] `tokens` on the host."""
-    counts: list[int]
-    """K of `lengths`, on the host."""
-    finished: tuple[bool, ...]
-
-
-def promised(
-    answers: Sequence[Answers],
-    found: Sequence[Sequence[Sequence[Outlook]]],
-    tokenizer: Tokenizer,
-) -> list[Promises]:
-    """Outlooks of the answers to each prompt, and the tokens from which they hold."""
-    ids = np.concatenate([one.ids for one in answers])
-    of_each = [outlooks for group in found for outlooks in group]
-    worths, stages = begun_stages(ids, of_each, tokenizer)
-    promises = []
-    for number, one in enumerate(answers):
-        k = len(one.counts)
-        mine = slice(number * k, (number + 1) * k)
-        reach = stages[mine, : one.tokens.shape[1]]
-        promises.append(Promises(torch.from_numpy(worths[mine]), torch.from_numpy(reach)))
-    return promises
-
-
-def begun_stages(
-    ids: NDArray[np.int64], found: Sequence[Sequence[Outlook]], tokenizer: Tokenizer
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """What each answer was worth at each stage, and to which stage each of its tokens belongs.
-
-    All answers at once: a call for each took longer than judging them.
-    """
-    worths = np.full((len(ids), STAGES - 1), np.nan)
-    stages = np.zeros(ids.shape, dtype=np.int64)
-    listed = [outlook for outlooks in found for outlook in outlooks]
-    if not listed:
-        return worths, stages
-    number = np.repeat(np.arange(len(ids)), [len(outlooks) for outlooks in found])
-    stage = np.array([outlook.stage for outlook in listed])
-    # a model may have more ids than the tokenizer has tokens: they hold nothing
-    known = np.minimum(ids, tokenizer.vocab_size)
-    seen = np.stack([holding(tokenizer, sign)[known].cumsum(1) for sign in SIGNS])
-    sign = [SIGNS.index(outlook.sign) for outlook in listed]
-    nth = np.array([outlook.nth for outlook in listed])
-    place = (seen[sign, number] < nth[:, None]).sum(1)
-    came = place < ids.shape[1]
-    number, stage, place = number[came], stage[came], place[came]
-    worths[number, stage - 1] = np.array([outlook.worth for outlook in listed])[came]
-    np.maximum.at(stages, (number, place), stage)
-    return worths, np.maximum.accumulate(stages, axis=1)
-
-
-def alternatives(
-    one: Answers, found: Sequence[Choices], tokenizer: Tokenizer
-) -> Alternatives | None:
-    """Choices of the answers to an analysis, and the tokens that made them; None without any."""
-    tokens, named = move_tokens(tokenizer)
-    ids = [tokens[word] for word in found[0].words]
-    answers, places, worths = list[int](), list[int](), array("d")
-    for number, chosen in enumerate(found):
-        there = min(chosen.places, one.counts[number] - chosen.echoed)
-        where = range(chosen.echoed, chosen.echoed + there)
-        # none may be spelled out in characters; the last one may be anything
-        if there > 0 and named.issuperset(one.ids[number, where.start : where.stop - 1].tolist()):
-            answers += [number] * there
-            places += where
-            worths += chosen.worths[: there * len(ids)]
-    return Alternatives(ids, answers, places, worths) if places else None
-
-
-@lru_cache(maxsize=8)
-def move_tokens(tokenizer: Tokenizer) -> tuple[dict[str, int], frozenset[int]]:
-    """The tokens that are a move or the end of a list, and which of them are a move.
-
-    None in a vocabulary that spells one of them in pieces.
-    """
-    vocabulary = tokenizer.vocabulary()
-    spelled = {word: vocabulary.get(f" {word}") for word in (*MOVES, END_OF_LIST)}
-    tokens = {word: number for word, number in spelled.items() if number is not None}
-    if len(tokens) < len(spelled):
-        return {}, frozenset()
-    return tokens, frozenset(tokens[move] for move in MOVES)
-
-
-@lru_cache(maxsize=8)
-def holding(tokenizer: Tokenizer, sign: str) -> NDArray[np.bool_]:
-    """[vocabulary + 1] which tokens have a character in them; the last stands for all others."""
-    return np.array([*tokenizer.holding(sign), False])
 
 
 @dataclass(frozen=True)

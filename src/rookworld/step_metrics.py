@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from rookworld import distributed
+from rookworld.groups import LETTERS, Group
 from rookworld.passes import Micro
-from rookworld.rollout import LETTERS, Collected, Group
+from rookworld.rollout import Collected
 from rookworld.settings import TrainSettings
 from rookworld.tasks.task import PolicyRow
 from rookworld.trainer_state import State

@@ -31,6 +31,7 @@ from rookworld.checkpoint import (
 from rookworld.config import resolved
 from rookworld.errors import Diverged, RookworldError
 from rookworld.evaluate import Evaluation
+from rookworld.groups import Answers, Group
 from rookworld.grpo.loss import StepTotals
 from rookworld.grpo.rulings import Continue, EvalHealth, Restore, Ruling, Skip, StepHealth, Stop
 from rookworld.grpo.schedule import lr_multiplier, ramp
@@ -40,7 +41,7 @@ from rookworld.model.precision import arithmetic, matrices_in
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.passes import Micro
 from rookworld.processes import refuse_unguarded_scripts
-from rookworld.rollout import Answers, Collected, Collector, Group, collect
+from rookworld.rollout import Collected, Collector, collect
 from rookworld.runs import Run, origin, write_json
 from rookworld.settings import TrainSettings
 from rookworld.step_metrics import (

@@ -34,6 +34,7 @@ from rookworld.checkpoint import (
 )
 from rookworld.config import resolved
 from rookworld.errors import ConfigError, RookworldError
+from rookworld.groups import LETTERS
 from rookworld.grpo.advantages import RunningMeans
 from rookworld.grpo.guard import Guard, GuardSettings
 from rookworld.grpo.kl import KLControl, KLSettings
@@ -43,7 +44,8 @@ from rookworld.model.sampling import Sampling
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder
 from rookworld.passes import Learner
-from rookworld.rollout import LETTERS, Prompts, move_tokens
+from rookworld.promises import move_tokens
+from rookworld.rollout import Prompts
 from rookworld.runs import Run, read_lines, write_json, write_text
 from rookworld.settings import TOKEN_LOSSES, TrainSettings
 from rookworld.tasks.reward import RewardRules, RunningNorm

@@ -29,11 +29,12 @@ from rookworld.checkpoint import (
     restore_optimizer,
 )
 from rookworld.errors import ConfigError
+from rookworld.groups import Prompt
 from rookworld.interruption import Interrupted, interruptible
 from rookworld.model.precision import arithmetic
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder
-from rookworld.rollout import Prompt, Prompts, prompt_text
+from rookworld.rollout import Prompts, prompt_text
 from rookworld.runs import Run
 from rookworld.settings import TrainSettings
 from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow

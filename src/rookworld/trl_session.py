@@ -33,6 +33,7 @@ from rookworld.checkpoint import (
 )
 from rookworld.config import resolved
 from rookworld.errors import ConfigError, Diverged, RookworldError
+from rookworld.groups import Group, Prompt
 from rookworld.grpo.advantages import flat_groups, reward_tensor, valid_groups
 from rookworld.grpo.guard import Guard
 from rookworld.grpo.kl import Draw, KLControl, k3, token_stats
@@ -43,7 +44,7 @@ from rookworld.model.precision import passes_in
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.passes import CHUNK_ROWS, CHUNK_VOCABULARY
-from rookworld.rollout import Collected, Group, Prompt
+from rookworld.rollout import Collected
 from rookworld.runs import Run, origin, read_lines, write_json
 from rookworld.settings import TrainSettings
 from rookworld.step_metrics import (

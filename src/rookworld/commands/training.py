@@ -23,8 +23,8 @@ from rookworld.tasks.task import EnvironmentRow, PolicyRow
 
 if TYPE_CHECKING:
     from rookworld.evaluate import Evaluation, HeldOut
+    from rookworld.groups import Group
     from rookworld.laws import Law
-    from rookworld.rollout import Group
     from rookworld.train import Evaluate
 
 Rows = list[PolicyRow | EnvironmentRow]
