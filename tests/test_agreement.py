@@ -234,3 +234,15 @@ def test_moves_in_pieces_are_refused(settings: TrainSettings) -> None:
     state = new_state(settings, tiny_rows(), torch.device("cpu"))
     with pytest.raises(ConfigError, match=r"--agreement-coef 1\.0: the tokenizer of"):
         fits(state.learner.model, settings, PIECES)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_gpu_agrees_with_a_cpu(settings: TrainSettings) -> None:
+    found = []
+    for name in ("cpu", "cuda"):
+        learner = new_learner(Path(settings.model), settings, torch.device(name))
+        exact = replace(settings, dtype="float32", device=name)
+        found.append(agreed_shares(drawn(settings), learner, TOKENIZER, exact, step=1))
+    assert set(found[0]) == set(found[1])
+    for key, shares in found[0].items():
+        assert torch.allclose(found[1][key].cpu(), shares, atol=1e-2)

@@ -80,29 +80,9 @@ def gradient(
     ratio = RatioStats(*(torch.zeros((), device=device) for _ in range(4)))
     missing = sharding.missing_passes(learner.model, len(micros))
     for micro in micros:
-        with passes_in(settings.dtype, device):
-            hidden = states(micro.pack, learner.model, learner.graphs)
-            stats = stats_of(micro, hidden, learner, settings)
-            worths = chosen_worths(micro, hidden, learner)
-            distances = list_distances(micro, hidden, learner)
-        parts, micro_ratio = terms(micro, stats, hidden, learner, totals, settings)
-        policy, kl_loss, value, entropy = (part.sum() for part in parts[:4])
-        if worths is not None:
-            worth = losses.token_mean(micro.pack.grid(worths), micro.mask(), totals).sum()
-            # its level says nothing, as that of a ratio times an advantage does not
-            policy = policy - (worth - worth.detach())
-        objective = policy + settings.value_coef * value
-        if settings.entropy_coef != 0:
-            objective = objective + settings.entropy_coef * entropy
-        if settings.kl_type != "k1_reward" and kl_coef > 0:
-            objective = objective + kl_coef * kl_loss
-        agreement = torch.zeros_like(policy)
-        if distances is not None:
-            agreement = losses.token_mean(micro.pack.grid(distances), micro.mask(), totals).sum()
-            objective = objective + settings.agreement_coef * agreement
+        objective, measured, micro_ratio = objective_of(micro, learner, totals, settings, kl_coef)
         objective.backward()  # type: ignore[no-untyped-call]
-        measured = [policy, kl_loss, value, -entropy, parts[4].sum(), agreement]
-        sums += torch.stack([part.detach().double() for part in measured])
+        sums += measured
         ratio = ratio.merge(micro_ratio)
     sharding.idle_passes(learner.model, missing)
     distributed.sum_over_ranks(sums)
@@ -120,6 +100,42 @@ def gradient(
     norm = sharding.total_norm([p.grad for p in parameters if p.grad is not None])
     policy, kl_loss, value, entropy, kl, agreement = sums.tolist()
     return Gradient(policy, kl_loss, value, entropy, kl, ratio, float(norm), agreement)
+
+
+def objective_of(
+    micro: Micro,
+    learner: Learner,
+    totals: StepTotals,
+    settings: TrainSettings,
+    kl_coef: float,
+) -> tuple[Tensor, Tensor, RatioStats]:
+    """A pack's share of what is minimised, and of what a `Gradient` tells about it, in one row."""
+    with passes_in(settings.dtype, learner.model.device):
+        hidden = states(micro.pack, learner.model, learner.graphs)
+        stats = stats_of(micro, hidden, learner, settings)
+        worths = chosen_worths(micro, hidden, learner)
+        distances = list_distances(micro, hidden, learner)
+    parts, ratio = terms(micro, stats, hidden, learner, totals, settings)
+    policy, kl_loss, value, entropy, kl = (part.sum() for part in parts)
+    agreement = torch.zeros_like(kl)
+
+    def over_the_step(rows: Tensor) -> Tensor:
+        return losses.token_mean(micro.pack.grid(rows), micro.mask(), totals).sum()
+
+    if worths is not None:
+        worth = over_the_step(worths)
+        # its level says nothing, as that of a ratio times an advantage does not
+        policy = policy - (worth - worth.detach())
+    objective = policy + settings.value_coef * value
+    if settings.entropy_coef != 0:
+        objective = objective + settings.entropy_coef * entropy
+    if settings.kl_type != "k1_reward" and kl_coef > 0:
+        objective = objective + kl_coef * kl_loss
+    if distances is not None:
+        agreement = over_the_step(distances)
+        objective = objective + settings.agreement_coef * agreement
+    measured = torch.stack([policy, kl_loss, value, -entropy, kl, agreement])
+    return objective, measured.detach().double(), ratio
 
 
 def silence_key_biases(model: GPT2) -> None:
