@@ -43,10 +43,17 @@ CASTLED = "r4rk1/pppq1ppp/2np1n2/4p3/4P3/2NP1N2/PPPQ1PPP/R4RK1 b - - 7 10"
 SHARES = torch.tensor([[0.0, 0.9, 0.6, 0.3, 0.2, 0.0]])
 
 
-def agreed(named: list[list[int]], power: float = 2.0) -> Agreed:
-    count = len(named)
+def agreed(named: list[list[int]], power: float = 2.0, ends: int = 99) -> Agreed:
+    """Rows of one list, the one with the number `ends` where it should have ended."""
+    rows = torch.arange(len(named))
     return Agreed(
-        torch.arange(count), torch.zeros(count).long(), torch.tensor(named), SHARES, power
+        rows=rows,
+        lists=torch.zeros_like(rows),
+        named=torch.tensor(named),
+        shares=SHARES,
+        ends=rows == ends,
+        end=5,
+        power=power,
     )
 
 
@@ -57,6 +64,12 @@ def test_a_target_is_what_lists_share_less_what_is_named() -> None:
         expected = torch.zeros(6)
         expected[left] = squares[left] / squares[left].sum()
         assert torch.allclose(line, expected, atol=1e-6)
+
+
+def test_where_a_list_should_end_its_end_is_the_target() -> None:
+    found = agreed([[1, 1], [1, 3]], ends=1).target().exp()
+    assert found[1].tolist() == [0, 0, 0, 0, 0, 1]
+    assert torch.equal(found[0], agreed([[1, 1]]).target().exp()[0])
 
 
 def test_the_distance_is_that_by_enumeration_and_has_its_gradient() -> None:
@@ -73,21 +86,25 @@ def test_the_distance_is_that_by_enumeration_and_has_its_gradient() -> None:
     assert torch.allclose(hidden.grad, (policy - target).detach() @ head, atol=1e-6)
 
 
-def test_lists_go_on_while_they_are_lists_and_the_reference_would() -> None:
-    """Answers: a whole list; one that ends after two; a position with three moves; no list."""
+def test_lists_go_on_as_long_as_the_references_do() -> None:
+    """Answers: a list; one that ends after two; a position with three moves; two without a list."""
     moves = torch.tensor([False, True, True, True, True, True, True])
-    tokens = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 0, 3, 4], [4, 5, 6, 1, 2], [0, 1, 2, 3, 4]])
-    counts = torch.tensor([4.9, 5.0, 2.9, 5.0])
-    sequences = torch.arange(4).repeat_interleave(7)
-    places = torch.arange(7).repeat(4)
-    rows, named = continued(tokens, sequences, places, moves, counts)
+    tokens = torch.tensor(
+        [[1, 2, 3, 4, 5], [1, 2, 0, 3, 4], [4, 5, 6, 1, 2], [0, 1, 2, 3, 4], [1, 2, 3, 4, 5]]
+    )
+    counts = torch.tensor([4.9, 5.0, 2.9, 5.0, 0.0])
+    sequences = torch.arange(5).repeat_interleave(7)
+    places = torch.arange(7).repeat(5)
+    rows, named, ends = continued(tokens, sequences, places, moves, counts)
     assert [(row // 7, row % 7) for row in rows.tolist()] == [
         *((0, place) for place in (1, 2, 3, 4)),
         *((1, place) for place in (1, 2)),  # the token that ended it should have been a move
-        *((2, place) for place in (1, 2)),
+        *((2, place) for place in (1, 2, 3, 4)),
     ]
     held = [set(line) for line in named.tolist()]
-    assert held == [{1}, {1, 2}, {1, 2, 3}, {1, 2, 3, 4}, {1}, {1, 2}, {4}, {4, 5}]
+    assert held[:6] == [{1}, {1, 2}, {1, 2, 3}, {1, 2, 3, 4}, {1}, {1, 2}]
+    assert held[6:] == [{4}, {4, 5}, {4, 5, 6}, {4, 5, 6, 1}]
+    assert ends.tolist() == [False] * 8 + [True] * 2
 
 
 def asked(fen: str, key: int = 3) -> Prompt:

@@ -34,6 +34,7 @@ from rookworld.symmetry import (
     colour_flip,
     left_right_mirror,
 )
+from rookworld.tasks.outlook import END_OF_LIST
 from rookworld.tasks.policy import MOST_MOVES
 
 SEED = 7_368_787
@@ -215,7 +216,13 @@ def agreed_rows(
     listable[: tokenizer.vocab_size] = torch.from_numpy(is_move(tokenizer)).to(listable.device)
     tokens = packed.grid(packed.targets)[:, :MOST_MOVES]
     counts = table.sum(1).repeat_interleave(packed.answers)
-    rows, named = continued(tokens, packed.sequences, packed.places, listable, counts)
+    rows, named, ends = continued(tokens, packed.sequences, packed.places, listable, counts)
     return Agreed(
-        rows, packed.sequences[rows] // packed.answers, named, table, settings.agreement_power
+        rows=rows,
+        lists=packed.sequences[rows] // packed.answers,
+        named=named,
+        shares=table,
+        ends=ends,
+        end=move_tokens(tokenizer)[0][END_OF_LIST],
+        power=settings.agreement_power,
     )

@@ -3,9 +3,9 @@
 A list is written thing by thing, and each is what suits its place; what many lists of one model
 hold between them is better than any of them. Where a list goes on, its target is how often each
 thing stands in the frozen model's lists, sharpened, less what this list has named already.
-Laws: the target is that by enumeration; no gradient reaches the lists; where the frozen model would
-have ended its list there is no target. Left out: the first thing of a list, which is not what is
-safe to name but what is best (docs/experiments.md).
+Laws: the target is that by enumeration; no gradient reaches the lists; where the frozen model ends
+its lists the target is their end, or lists would learn to go on for ever. Left out: the first thing
+of a list, which is not what is safe to name but what is best (docs/experiments.md).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Agreed:
-    """Rows of a pass at which a list went on, and what it should have gone on with."""
+    """Rows of a pass at which a list went on or ended, and how it should have gone on."""
 
     rows: Tensor
     """[n] which of the pass's rows."""
@@ -29,35 +29,42 @@ class Agreed:
     """[n, names] what the row's list held before; one id may stand there twice."""
     shares: Tensor
     """[lists, vocabulary] how often each id is in a list of the frozen model's, 0 … 1; 0: never."""
+    ends: Tensor
+    """[n] whether the list should have ended here."""
+    end: int
+    """The id that ends a list."""
     power: float
     """What shares are raised to: above 1 the target is sharper than they are."""
 
     def target(self) -> Tensor:
-        """[n, vocabulary] what each row should go on with; log-probabilities."""
+        """[n, vocabulary] how each row should go on; log-probabilities."""
         # not 0, whose logarithm is no number to multiply; so small a share is never the target
         scores = self.power * self.shares.clamp_min(1e-30).log()[self.lists]
-        return scores.scatter(1, self.named, -torch.inf).log_softmax(-1)
+        scores = scores.scatter(1, self.named, -torch.inf)
+        over = torch.full_like(scores[:1], -torch.inf)
+        over[:, self.end] = 0.0
+        return torch.where(self.ends[:, None], over, scores).log_softmax(-1)
 
 
 def continued(
     tokens: Tensor, sequences: Tensor, places: Tensor, listable: Tensor, counts: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Rows at which a list goes on, and the ids that each list holds before them.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows behind the beginning of a list, what it holds before them, and where it should end.
 
     Of `tokens` [answers, places] the first ones are a list as far as they are `listable`
-    [vocabulary]; `counts` [answers] is how many the frozen model would have listed. Rows are given
-    by their answers (`sequences`) and `places`.
+    [vocabulary]; `counts` [answers] is how many the frozen model lists, 0 where it wrote no list.
+    Rows are given by their answers (`sequences`) and `places`.
     """
     longest = tokens.shape[1]
     whole = listable[tokens].cumprod(1).bool()
     inside = (places > 0) & (places < longest)
     begun = whole[sequences, (places - 1).clamp(0, longest - 1)]
-    # half a thing more than there are places before: lists of the model's differ in length
-    wanted = places + 0.5 < counts[sequences]
-    rows = (inside & begun & wanted).nonzero().squeeze(1)
+    rows = (inside & begun & (counts[sequences] > 0)).nonzero().squeeze(1)
     held, before = tokens[sequences[rows]], places[rows]
     earlier = torch.arange(longest, device=tokens.device) < before[:, None]
-    return rows, torch.where(earlier, held, held[:, :1])
+    # the frozen model's lists may differ in length: most of them decide
+    ends = before + 0.5 >= counts[sequences[rows]]
+    return rows, torch.where(earlier, held, held[:, :1]), ends
 
 
 def agreement_kl(hidden: Tensor, head: Tensor, agreed: Agreed) -> Tensor:
