@@ -14,8 +14,7 @@ from torch import Tensor
 from rookworld import agreement
 from rookworld.agreement import (
     VIEWS,
-    Lists,
-    View,
+    Views,
     agreed_rows,
     agreed_shares,
     sides,
@@ -26,7 +25,7 @@ from rookworld.errors import ConfigError
 from rookworld.groups import Group, Prompt
 from rookworld.grpo.agreement import Agreed, agreement_kl, continued
 from rookworld.model.tokenizer import Tokenizer
-from rookworld.packs import pack
+from rookworld.packs import pack, packed
 from rookworld.rollout import Prompts
 from rookworld.settings import TrainSettings
 from rookworld.tasks.notation import flip_fen, mirror_fen
@@ -113,15 +112,15 @@ def asked(fen: str, key: int = 3) -> Prompt:
 
 
 def test_views_are_the_same_question_from_all_sides() -> None:
-    seen = views([asked(CASTLES, 3), asked(CASTLED, 4)], TOKENIZER)
+    seen = views([asked(CASTLES, 3), asked(CASTLED, 4)], TOKENIZER, multiple=16)
     fens = [CASTLES, flip_fen(CASTLES)]
     fens += [CASTLED, flip_fen(CASTLED), mirror_fen(CASTLED), mirror_fen(flip_fen(CASTLED))]
-    assert [view.prompt.ids for view in seen] == [asked(fen).ids for fen in fens]
-    assert [(view.asked, view.side) for view in seen] == [
-        *((3, side) for side in range(2)),
-        *((4, side) for side in range(VIEWS)),
-    ]
-    assert len({view.prompt.key for view in seen}) == len(seen)
+    for ids, head, fen in zip(seen.ids, seen.heads, fens, strict=True):
+        assert tuple(ids[:head].tolist()) == asked(fen).ids
+        assert set(ids[head:].tolist()) == {TOKENIZER.eos}
+    assert seen.ids.shape[1] == 80
+    assert seen.asked.tolist() == [0] * 2 + [1] * VIEWS
+    assert seen.sides.tolist() == [*range(2), *range(VIEWS)]
 
 
 @pytest.fixture
@@ -138,8 +137,9 @@ def test_what_is_found_from_another_side_is_told_in_the_words_of_this_one(
     called = torch.from_numpy(sides(TOKENIZER))
 
     def as_seen(base: Tensor) -> Any:
-        def written(seen: list[View], *rest: Any) -> list[Lists]:
-            return [Lists(v, called[v.side][base][None], torch.tensor([5])) for v in seen]
+        def written(seen: Views, *rest: Any) -> tuple[Tensor, Tensor]:
+            lists = torch.stack([called[side][base] for side in seen.sides])
+            return lists[:, None], torch.full((len(seen), 1), 5)
 
         return written
 
@@ -178,12 +178,13 @@ def test_more_lists_are_written_and_a_target_is_as_sharp_as_asked_for(
     learner = new_learner(Path(settings.model), settings, torch.device("cpu"))
     seen = views([asked(CASTLES)], TOKENIZER)
     more = replace(settings, agreement_lists=3, agreement_power=1.5)
+    heads = torch.from_numpy(seen.heads)
     for one, count in ((settings, 2), (more, 3)):
-        lists = written(seen, learner, TOKENIZER, one, 0)
-        assert [len(each.lengths) for each in lists] == [count, count]
-        packed = pack(lists, TOKENIZER.eos)
+        lists, lengths = written(seen, [3, 3], learner, TOKENIZER, one, 0)
+        assert lists.shape[:2] == lengths.shape == (2, count)
+        lined = packed(torch.from_numpy(seen.ids), heads, lists, lengths)
         shares = [torch.ones(TOKENIZER.vocab_size)] * 2
-        found = agreed_rows(packed, shares, TOKENIZER, one)
+        found = agreed_rows(lined, shares, TOKENIZER, one)
         assert found is not None
         assert found.power == one.agreement_power
 
@@ -195,19 +196,19 @@ def test_environment_answers_have_no_target(settings: TrainSettings) -> None:
         Group(prompt, moves, lengths, logp, logp, (True,) * 2, ("",) * 2, ())
         for prompt in drawn(settings)
     ]
-    packed = pack(groups, eos=0)
-    assert agreed_rows(packed, [None] * len(groups), TOKENIZER, settings) is None
+    lined = pack(groups, eos=0)
+    assert agreed_rows(lined, [None] * len(groups), TOKENIZER, settings) is None
     share = torch.zeros(TOKENIZER.vocab_size)
     share[moves[0]] = 1.0
     shares = [share if group.prompt.letter == "P" else None for group in groups]
-    found = agreed_rows(packed, shares, TOKENIZER, settings)
+    found = agreed_rows(lined, shares, TOKENIZER, settings)
     assert found is not None
-    lines = packed.sequences[found.rows] // 2
+    lines = lined.sequences[found.rows] // 2
     letters = np.array([group.prompt.letter for group in groups])[lines]
     assert set(letters) == {"P"}
     assert len(letters) == 4 * 2 * sum(share is not None for share in shares)
     # a list that holds all but one of what is agreed on has one thing left to say
-    fourth = found.target().exp()[packed.places[found.rows] == 4]
+    fourth = found.target().exp()[lined.places[found.rows] == 4]
     assert torch.allclose(fourth[:, moves[0, 4]], torch.ones(len(fourth)))
 
 

@@ -20,10 +20,11 @@ from torch import Tensor
 
 from rookworld.groups import Prompt
 from rookworld.grpo.agreement import Agreed, continued
+from rookworld.model.batch import rounded_up
 from rookworld.model.precision import matrices_in, passes_in
 from rookworld.model.sampling import Sampling, sample
 from rookworld.model.tokenizer import Tokenizer
-from rookworld.packs import Pack, micro_packs, pack, together_on
+from rookworld.packs import Pack, packed, sent, together_on
 from rookworld.passes import Learner, Micro, states
 from rookworld.promises import move_tokens
 from rookworld.settings import TrainSettings
@@ -43,28 +44,20 @@ VIEWS = 4
 
 
 @dataclass(frozen=True)
-class View:
-    """A prompt as seen from one side of the board."""
+class Views:
+    """Prompts as seen from each side of the board."""
 
-    prompt: Prompt
-    """With the ids and the randomness of this side."""
-    asked: int
-    """The key of the prompt it is an image of."""
-    side: int
-    """Which line of `sides` it is."""
+    ids: NDArray[np.int64]
+    """[views, tokens], padded with end tokens."""
+    heads: NDArray[np.int64]
+    """[views] tokens of each."""
+    asked: NDArray[np.int64]
+    """[views] the number of the prompt that a view is an image of."""
+    sides: NDArray[np.int64]
+    """[views] which line of `sides` it is."""
 
-
-@dataclass(frozen=True)
-class Lists:
-    """The reference's lists for a view."""
-
-    view: View
-    tokens: Tensor
-    lengths: Tensor
-
-    @property
-    def prompt(self) -> Prompt:
-        return self.view.prompt
+    def __len__(self) -> int:
+        return len(self.ids)
 
 
 @lru_cache(maxsize=8)
@@ -88,24 +81,19 @@ def is_move(tokenizer: Tokenizer) -> NDArray[np.bool_]:
     return found
 
 
-def views(prompts: Sequence[Prompt], tokenizer: Tokenizer) -> list[View]:
+def views(prompts: Sequence[Prompt], tokenizer: Tokenizer, multiple: int = 1) -> Views:
     """Every prompt from every side from which it is the same question."""
     flip, mirror = symmetries(tokenizer)
-    castles_not = tokenizer.token(" -")
-    width = max(len(prompt.ids) for prompt in prompts)
-    ids = np.full((len(prompts), width), tokenizer.eos, dtype=np.int64)
+    heads = np.array([len(prompt.ids) for prompt in prompts])
+    ids = np.full((len(prompts), rounded_up(int(heads.max()), multiple)), tokenizer.eos)
     for line, prompt in zip(ids, prompts, strict=True):
         line[: len(prompt.ids)] = prompt.ids
     flipped = apply_symmetry(ids, flip)
-    images = (ids, flipped, apply_symmetry(ids, mirror), apply_symmetry(flipped, mirror))
-    found = []
-    for number, prompt in enumerate(prompts):
-        count = VIEWS if ids[number, CASTLING] == castles_not else 2
-        for side in range(count):
-            turned = tuple(images[side][number, : len(prompt.ids)].tolist())
-            seen = Prompt(prompt.letter, prompt.row, turned, prompt.key * VIEWS + side)
-            found.append(View(seen, prompt.key, side))
-    return found
+    images = np.stack([ids, flipped, apply_symmetry(ids, mirror), apply_symmetry(flipped, mirror)])
+    castles = ids[:, CASTLING] != tokenizer.token(" -")
+    same = ~castles[:, None] | (np.arange(len(images)) < 2)
+    asked, side = same.nonzero()
+    return Views(images[side, asked], heads[asked], asked, side)
 
 
 @torch.no_grad()
@@ -120,63 +108,71 @@ def agreed_shares(
     prompts = [prompt for prompt in prompts if prompt.letter == "P"]
     if not prompts:
         return {}
-    seen = views(prompts, tokenizer)
-    lines = {prompt.key: line for line, prompt in enumerate(prompts)}
     device = learner.reference.device
+    seen = views(prompts, tokenizer, together_on(device))
+    keys = [prompts[asked].key for asked in seen.asked.tolist()]
+    lists, lengths = written(seen, keys, learner, tokenizer, settings, step)
     total = torch.zeros(len(prompts), learner.reference.config.vocab_size, device=device)
-    count = torch.zeros(len(prompts), device=device)
     called = torch.from_numpy(sides(tokenizer)).to(device)
-    multiple = together_on(device)
-    lists = written(seen, learner, tokenizer, settings, step)
-    for part in micro_packs(lists, settings.micro_tokens, multiple):
-        shares = listed(pack(part, tokenizer.eos, multiple), learner, settings)
-        line = torch.tensor([lines[one.view.asked] for one in part], device=device)
-        side = torch.tensor([one.view.side for one in part], device=device)
-        total[:, : called.shape[1]].index_add_(0, line, shares.gather(1, called[side]))
-        count.index_add_(0, line, torch.ones_like(line, dtype=count.dtype))
+    ids, heads, asked, side = (
+        sent(torch.from_numpy(array), device)
+        for array in (seen.ids, seen.heads, seen.asked, seen.sides)
+    )
+    most = max(1, settings.micro_tokens // (ids.shape[1] + lists[0].numel()))
+    for at in range(0, len(seen), most):
+        part = slice(at, at + most)
+        lined = packed(ids[part], heads[part], lists[part], lengths[part])
+        shares = listed(lined, learner, settings)
+        named = shares.gather(1, called[side[part]])
+        total[:, : called.shape[1]].index_add_(0, asked[part], named)
     moves = torch.zeros(total.shape[1], device=device)
     moves[: called.shape[1]] = torch.from_numpy(is_move(tokenizer)).to(moves)
-    total = (total * moves / count[:, None]).to(learner.model.device)
+    total = total * moves / asked.bincount(minlength=len(prompts))[:, None]
+    total = total.to(learner.model.device)
     return {prompt.key: total[line] for line, prompt in enumerate(prompts)}
 
 
 def written(
-    seen: Sequence[View],
+    seen: Views,
+    keys: Sequence[int],
     learner: Learner,
     tokenizer: Tokenizer,
     settings: TrainSettings,
     step: int,
-) -> list[Lists]:
-    """The reference's lists for each view, as it would write them."""
-    k = settings.agreement_lists
+) -> tuple[Tensor, Tensor]:
+    """The reference's lists for each view, as it would write them: ids [views, lists, tokens].
+
+    And how many of them each list has; `keys` [views] are those of the prompts.
+    """
+    count, device = settings.agreement_lists, learner.reference.device
+    asked = zip(seen.ids.tolist(), seen.heads.tolist(), strict=True)
     samples = sample(
         learner.reference,
-        [view.prompt.ids for view in seen],
-        k=k,
+        [ids[:head] for ids, head in asked],
+        k=count,
         settings=Sampling(max_new_tokens=MOST_MOVES),
         eos=tokenizer.eos,
         seed=settings.seed + SEED,
         step=step,
-        keys=[view.prompt.key for view in seen],
-        dtype=matrices_in(settings.dtype, learner.reference.device),
+        keys=[key * VIEWS + side for key, side in zip(keys, seen.sides.tolist(), strict=True)],
+        dtype=matrices_in(settings.dtype, device),
     )
-    parts = [slice(line * k, (line + 1) * k) for line in range(len(seen))]
-    return [
-        Lists(view, samples.tokens[part], samples.lengths[part])
-        for view, part in zip(seen, parts, strict=True)
-    ]
+    lists = samples.tokens.view(len(seen), count, -1)
+    # the last token is never fed
+    short = rounded_up(lists.shape[2] - 1, together_on(device)) + 1 - lists.shape[2]
+    return F.pad(lists, (0, short), value=tokenizer.eos), samples.lengths.view(len(seen), count)
 
 
-def listed(packed: Pack, learner: Learner, settings: TrainSettings) -> Tensor:
-    """[prompts, vocabulary] how often each id may stand in a list, on average over the lists."""
+def listed(lined: Pack, learner: Learner, settings: TrainSettings) -> Tensor:
+    """[views, vocabulary] how often each id may stand in a list, on average over the lists."""
     reference = learner.reference
     with passes_in(settings.dtype, reference.device):
-        hidden = states(packed, reference)
+        hidden = states(lined, reference)
         scores = F.linear(hidden, reference.lm_head.weight).float()
-    shares = scores.new_zeros(len(packed.heads), scores.shape[1])
+    shares = scores.new_zeros(len(lined.heads), scores.shape[1])
     # every draw there could have been, not only the one there was
-    shares.index_add_(0, packed.sequences // packed.answers, scores.softmax(-1))
-    return shares / packed.answers
+    shares.index_add_(0, lined.sequences // lined.answers, scores.softmax(-1))
+    return shares / lined.answers
 
 
 def set_agreed(
@@ -201,7 +197,7 @@ def set_agreed(
 
 
 def agreed_rows(
-    packed: Pack,
+    lined: Pack,
     shares: Sequence[Tensor | None],
     tokenizer: Tokenizer,
     settings: TrainSettings,
@@ -214,12 +210,12 @@ def agreed_rows(
     table = torch.stack([none if one is None else one for one in shares])
     listable = torch.zeros_like(none, dtype=torch.bool)
     listable[: tokenizer.vocab_size] = torch.from_numpy(is_move(tokenizer)).to(listable.device)
-    tokens = packed.grid(packed.targets)[:, :MOST_MOVES]
-    counts = table.sum(1).repeat_interleave(packed.answers)
-    rows, named, ends = continued(tokens, packed.sequences, packed.places, listable, counts)
+    tokens = lined.grid(lined.targets)[:, :MOST_MOVES]
+    counts = table.sum(1).repeat_interleave(lined.answers)
+    rows, named, ends = continued(tokens, lined.sequences, lined.places, listable, counts)
     return Agreed(
         rows=rows,
-        lists=packed.sequences[rows] // packed.answers,
+        lists=lined.sequences[rows] // lined.answers,
         named=named,
         shares=table,
         ends=ends,

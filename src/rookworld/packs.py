@@ -101,18 +101,26 @@ def together_on(device: torch.device) -> int:
 def pack(groups: Sequence[Answered], eos: int, multiple: int = 1) -> Pack:
     """Groups of one K side by side, prompts and answers padded to a multiple; see `Pack`."""
     device = groups[0].tokens.device
-    k = len(groups[0].lengths)
     head = rounded_up(max(len(group.prompt.ids) for group in groups), multiple)
     # the last sampled token predicts nothing
     tail = rounded_up(max(group.tokens.shape[1] for group in groups) - 1, multiple)
-    width = tail + 1
     asked = [group.prompt.ids for group in groups]
     # each prompt behind the number of its tokens, so that one copy brings both
     told = torch.tensor([[len(ids), *ids, *[eos] * (head - len(ids))] for ids in asked])
     told = sent(told, device)
-    heads, prompts = told[:, 0].contiguous(), told[:, 1:]
-    answers = laid([group.tokens for group in groups], width, eos)
+    answers = laid([group.tokens for group in groups], tail + 1, eos)
     lengths = torch.stack([group.lengths for group in groups])
+    return packed(told[:, 1:], told[:, 0].contiguous(), answers, lengths)
+
+
+def packed(prompts: Tensor, heads: Tensor, answers: Tensor, lengths: Tensor) -> Pack:
+    """Padded prompts [groups, head] and answers [groups, K, width], the first tokens of each real.
+
+    `heads` [groups] and `lengths` [groups, K] say how many.
+    """
+    device = prompts.device
+    count, k, width = answers.shape
+    head, tail = prompts.shape[1], width - 1
     ids = torch.cat([prompts.flatten(), answers[:, :, :tail].flatten()])[None]
     first, place = torch.arange(head, device=device), torch.arange(tail, device=device)
     # padding stays at 0: behind a long prompt it could stand beyond the model's last position
@@ -123,7 +131,7 @@ def pack(groups: Sequence[Answered], eos: int, multiple: int = 1) -> Pack:
         as_tuple=True
     )
     sequence = line * k + answer
-    begun = len(groups) * head + sequence * tail + step - 1
+    begun = count * head + sequence * tail + step - 1
     before = torch.where(step == 0, line * head + heads[line] - 1, begun)
     return Pack(
         ids=ids,
@@ -134,7 +142,7 @@ def pack(groups: Sequence[Answered], eos: int, multiple: int = 1) -> Pack:
         targets=answers[line, answer, step],
         sequences=sequence,
         places=step,
-        count=len(groups) * k,
+        count=count * k,
         width=width,
     )
 
