@@ -13,25 +13,26 @@ from torch import Tensor
 
 from rookworld import agreement
 from rookworld.agreement import (
-    VIEWS,
+    SIDES,
     Views,
     agreed_rows,
     agreed_shares,
-    sides,
+    called,
     views,
     written,
 )
 from rookworld.errors import ConfigError
-from rookworld.groups import Group, Prompt
+from rookworld.groups import Answers, Group, Prompt
 from rookworld.grpo.agreement import Agreed, agreement_kl, continued
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.packs import pack, packed
 from rookworld.rollout import Prompts
 from rookworld.settings import TrainSettings
+from rookworld.step_metrics import Clock
 from rookworld.tasks.notation import flip_fen, mirror_fen
 from rookworld.tasks.policy import POLICY
-from rookworld.tasks.task import PolicyRow
-from rookworld.train import train
+from rookworld.tasks.task import PolicyRow, legal_moves
+from rookworld.train import gather, look_ahead, prepared, train
 from rookworld.trainer_state import fits, new_learner, new_state
 from test_choices import PIECES
 from tiny_training import metrics_of, no_evaluation, tiny_rows, tiny_settings, tiny_tokenizer
@@ -85,13 +86,13 @@ def test_the_distance_is_that_by_enumeration_and_has_its_gradient() -> None:
     assert torch.allclose(hidden.grad, (policy - target).detach() @ head, atol=1e-6)
 
 
-def test_lists_go_on_as_long_as_the_references_do() -> None:
+def test_lists_go_on_as_long_as_there_are_moves() -> None:
     """Answers: a list; one that ends after two; a position with three moves; two without a list."""
     moves = torch.tensor([False, True, True, True, True, True, True])
     tokens = torch.tensor(
         [[1, 2, 3, 4, 5], [1, 2, 0, 3, 4], [4, 5, 6, 1, 2], [0, 1, 2, 3, 4], [1, 2, 3, 4, 5]]
     )
-    counts = torch.tensor([4.9, 5.0, 2.9, 5.0, 0.0])
+    counts = torch.tensor([5, 5, 3, 5, 0])
     sequences = torch.arange(5).repeat_interleave(7)
     places = torch.arange(7).repeat(5)
     rows, named, ends = continued(tokens, sequences, places, moves, counts)
@@ -119,8 +120,8 @@ def test_views_are_the_same_question_from_all_sides() -> None:
         assert tuple(ids[:head].tolist()) == asked(fen).ids
         assert set(ids[head:].tolist()) == {TOKENIZER.eos}
     assert seen.ids.shape[1] == 80
-    assert seen.asked.tolist() == [0] * 2 + [1] * VIEWS
-    assert seen.sides.tolist() == [*range(2), *range(VIEWS)]
+    assert seen.asked.tolist() == [0] * 2 + [1] * SIDES
+    assert seen.sides.tolist() == [*range(2), *range(SIDES)]
 
 
 @pytest.fixture
@@ -134,24 +135,57 @@ def test_what_is_found_from_another_side_is_told_in_the_words_of_this_one(
     """A position and its image have the same views, so they agree on the same moves."""
     learner = new_learner(Path(settings.model), settings, torch.device("cpu"))
     listed = torch.tensor(TOKENIZER.encode(" e2e4 g1f3 d2d4 b1c3 f1c4"))
-    called = torch.from_numpy(sides(TOKENIZER))
+    names = torch.from_numpy(called(TOKENIZER))
 
     def as_seen(base: Tensor) -> Any:
         def written(seen: Views, *rest: Any) -> tuple[Tensor, Tensor]:
-            lists = torch.stack([called[side][base] for side in seen.sides])
+            lists = torch.stack([names[side][base] for side in seen.sides])
             return lists[:, None], torch.full((len(seen), 1), 5)
 
         return written
 
     found = []
-    for fen, base in ((CASTLED, listed), (flip_fen(CASTLED), called[1][listed])):
+    for fen, base in ((CASTLED, listed), (flip_fen(CASTLED), names[1][listed])):
         monkeypatch.setattr(agreement, "written", as_seen(base))
         found.append(agreed_shares([asked(fen)], learner, TOKENIZER, settings, step=0)[3])
-    assert torch.allclose(found[1][called[1]], found[0], atol=1e-6)
+    assert torch.allclose(found[1][names[1]], found[0], atol=1e-6)
     assert not torch.allclose(found[1], found[0], atol=1e-6)
     assert 0 < float(found[0].sum()) <= 5
     evaluation = TOKENIZER.token(" 0.3")
     assert float(found[0][evaluation]) == 0
+
+
+@pytest.mark.parametrize(
+    ("fen", "moves"),
+    [
+        ("k7/8/1R6/8/8/8/8/K6R b - - 0 1", 1),
+        ("k7/7R/8/8/8/8/8/K7 b - - 0 1", 1),
+        ("k7/8/8/8/8/8/8/K6R b - - 0 1", 3),
+        (CASTLES, 5),
+    ],
+)
+def test_a_list_is_told_to_end_when_every_move_is_named(
+    fen: str, moves: int, settings: TrainSettings
+) -> None:
+    """The rules know how many moves there are; the reference of this test does not."""
+    legal = sorted(legal_moves(fen))
+    learner = new_learner(Path(settings.model), settings, torch.device("cpu"))
+    prompt = asked(fen)
+    shares = agreed_shares([prompt], learner, TOKENIZER, settings, step=0)[3]
+    assert {int(token) for token in shares.nonzero()} == {
+        TOKENIZER.token(f" {move}") for move in legal
+    }
+    assert min(5, len(legal)) == moves
+    tokens = torch.tensor([TOKENIZER.encode("".join(f" {move}" for move in (legal * 5)[:5]))])
+    lined = packed(
+        torch.tensor([prompt.ids]),
+        torch.tensor([len(prompt.ids)]),
+        tokens[None],
+        torch.tensor([[5]]),
+    )
+    found = agreed_rows(lined, [shares], TOKENIZER, settings)
+    assert found is not None
+    assert found.ends.tolist() == [place >= moves for place in range(1, 5)]
 
 
 def drawn(settings: TrainSettings) -> list[Prompt]:
@@ -212,6 +246,44 @@ def test_environment_answers_have_no_target(settings: TrainSettings) -> None:
     assert torch.allclose(fourth[:, moves[0, 4]], torch.ones(len(fourth)))
 
 
+def test_what_was_found_while_answers_were_scored_is_used(
+    settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU from the second step on; what is found is the same, and nothing is left over."""
+    found = []
+    for ahead in (False, True):
+        state = new_state(settings, tiny_rows(), torch.device("cpu"))
+        collected = gather(state, settings, None, Clock(torch.device("cpu")))
+        if ahead:
+            look_ahead(state, settings, [answers_of(group) for group in collected.groups])
+            monkeypatch.setattr(agreement, "agreed_shares", nothing_missing)
+        micros, _ = prepared(state, collected, settings, 0.1)
+        assert not state.agreed
+        found.append([micro.agreed for micro in micros if micro.agreed is not None])
+    assert len(found[0]) == len(found[1]) > 0
+    for here, there in zip(*found, strict=True):
+        assert torch.allclose(here.shares, there.shares, atol=1e-6)
+
+
+def nothing_missing(prompts: list[Prompt], *rest: Any) -> dict[int, Tensor]:
+    assert not prompts
+    return {}
+
+
+def answers_of(group: Group) -> Answers:
+    ids, counts = group.tokens.numpy(), group.lengths.tolist()
+    return Answers(
+        group.prompt,
+        group.tokens,
+        group.lengths,
+        group.logp,
+        group.entropy,
+        ids,
+        counts,
+        group.finished,
+    )
+
+
 def test_a_run_comes_nearer_to_what_its_reference_agrees_on(
     warm_folder: Path, tmp_path: Path
 ) -> None:
@@ -219,7 +291,7 @@ def test_a_run_comes_nearer_to_what_its_reference_agrees_on(
         warm_folder,
         tmp_path / "run",
         agreement_coef=3.0,
-        steps=12,
+        steps=40,
         batch_size=4,
         kl_divergence_threshold=0.0,
     )

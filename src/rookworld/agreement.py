@@ -3,7 +3,8 @@
 The reference writes a few lists of moves for each analysis prompt and for its images: colours
 exchanged and, where nobody may castle, left and right exchanged. It answers them differently, and
 what its answers share is better than each. Laws: lists are drawn by (seed, step, prompt), so they
-depend neither on how a step is cut nor on the number of ranks; labels are not looked at.
+depend neither on how a step is cut nor on the number of ranks; the rules are asked which moves are
+legal, labels are not looked at.
 """
 
 from __future__ import annotations
@@ -37,10 +38,13 @@ from rookworld.symmetry import (
 )
 from rookworld.tasks.outlook import END_OF_LIST
 from rookworld.tasks.policy import MOST_MOVES
+from rookworld.tasks.task import legal_moves
 
+LEAST = 1e-9
+"""Share of a legal move that no list holds: it is legal all the same."""
 SEED = 7_368_787
 """Added to a run's seed, so that the reference does not draw what the policy draws."""
-VIEWS = 4
+SIDES = 4
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Views:
     asked: NDArray[np.int64]
     """[views] the number of the prompt that a view is an image of."""
     sides: NDArray[np.int64]
-    """[views] which line of `sides` it is."""
+    """[views] which line of `called` it is."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -67,8 +71,8 @@ def symmetries(tokenizer: Tokenizer) -> tuple[Symmetry, Symmetry]:
 
 
 @lru_cache(maxsize=8)
-def sides(tokenizer: Tokenizer) -> NDArray[np.int64]:
-    """[views, vocabulary] what each id is called from each side of the board."""
+def called(tokenizer: Tokenizer) -> NDArray[np.int64]:
+    """[sides, vocabulary] what each id is called from each side of the board."""
     flip, mirror = (symmetry.renamed for symmetry in symmetries(tokenizer))
     return np.stack([np.arange(len(flip)), flip, mirror, mirror[flip]])
 
@@ -104,7 +108,10 @@ def agreed_shares(
     settings: TrainSettings,
     step: int,
 ) -> dict[int, Tensor]:
-    """How often each id is in the reference's lists [vocabulary], by an analysis prompt's key."""
+    """How often each legal move is in the reference's lists, by an analysis prompt's key.
+
+    [vocabulary], more than 0 for every legal move and 0 for everything else.
+    """
     prompts = [prompt for prompt in prompts if prompt.letter == "P"]
     if not prompts:
         return {}
@@ -113,7 +120,7 @@ def agreed_shares(
     keys = [prompts[asked].key for asked in seen.asked.tolist()]
     lists, lengths = written(seen, keys, learner, tokenizer, settings, step)
     total = torch.zeros(len(prompts), learner.reference.config.vocab_size, device=device)
-    called = torch.from_numpy(sides(tokenizer)).to(device)
+    names = torch.from_numpy(called(tokenizer)).to(device)
     ids, heads, asked, side = (
         sent(torch.from_numpy(array), device)
         for array in (seen.ids, seen.heads, seen.asked, seen.sides)
@@ -123,13 +130,23 @@ def agreed_shares(
         part = slice(at, at + most)
         lined = packed(ids[part], heads[part], lists[part], lengths[part])
         shares = listed(lined, learner, settings)
-        named = shares.gather(1, called[side[part]])
-        total[:, : called.shape[1]].index_add_(0, asked[part], named)
-    moves = torch.zeros(total.shape[1], device=device)
-    moves[: called.shape[1]] = torch.from_numpy(is_move(tokenizer)).to(moves)
-    total = total * moves / asked.bincount(minlength=len(prompts))[:, None]
-    total = total.to(learner.model.device)
-    return {prompt.key: total[line] for line, prompt in enumerate(prompts)}
+        here = shares.gather(1, names[side[part]])
+        total[:, : names.shape[1]].index_add_(0, asked[part], here)
+    mean = total / asked.bincount(minlength=len(prompts))[:, None]
+    lines, moves = (sent(part, device) for part in legal(prompts, tokenizer))
+    found = torch.zeros_like(mean)
+    found[lines, moves] = mean[lines, moves].clamp_min(LEAST)
+    found = found.to(learner.model.device)
+    return {prompt.key: found[line] for line, prompt in enumerate(prompts)}
+
+
+def legal(prompts: Sequence[Prompt], tokenizer: Tokenizer) -> tuple[Tensor, Tensor]:
+    """The legal moves of each prompt: numbers of prompts, and ids."""
+    tokens = move_tokens(tokenizer)[0]
+    moves = [[tokens[move] for move in legal_moves(prompt.row.fen)] for prompt in prompts]
+    lines = np.repeat(np.arange(len(moves)), [len(found) for found in moves])
+    ids = [move for found in moves for move in found]
+    return torch.from_numpy(lines), torch.tensor(ids, dtype=torch.long)
 
 
 def written(
@@ -154,12 +171,13 @@ def written(
         eos=tokenizer.eos,
         seed=settings.seed + SEED,
         step=step,
-        keys=[key * VIEWS + side for key, side in zip(keys, seen.sides.tolist(), strict=True)],
+        keys=[key * SIDES + side for key, side in zip(keys, seen.sides.tolist(), strict=True)],
         dtype=matrices_in(settings.dtype, device),
     )
     lists = samples.tokens.view(len(seen), count, -1)
-    # the last token is never fed
-    short = rounded_up(lists.shape[2] - 1, together_on(device)) + 1 - lists.shape[2]
+    # the last token is never fed; half the usual multiple, since lists are short
+    multiple = max(1, together_on(device) // 2)
+    short = rounded_up(lists.shape[2] - 1, multiple) + 1 - lists.shape[2]
     return F.pad(lists, (0, short), value=tokenizer.eos), samples.lengths.view(len(seen), count)
 
 
@@ -183,17 +201,13 @@ def set_agreed(
     step: int,
     known: dict[int, Tensor],
 ) -> None:
-    """Give packs their targets; takes all out of `known`, what was found while answers were scored.
-
-    On a GPU it has nothing else to do then.
-    """
-    asked = [group.prompt for micro in micros for group in micro.groups]
-    missing = [prompt for prompt in asked if prompt.key not in known]
+    """Give packs their targets; `known` is what was found while answers were scored."""
+    prompts = [group.prompt for micro in micros for group in micro.groups]
+    missing = [prompt for prompt in prompts if prompt.key not in known]
     shares = known | agreed_shares(missing, learner, tokenizer, settings, step)
     for micro in micros:
         found = [shares.get(group.prompt.key) for group in micro.groups]
         micro.agreed = agreed_rows(micro.pack, found, tokenizer, settings)
-    known.clear()
 
 
 def agreed_rows(
@@ -211,7 +225,7 @@ def agreed_rows(
     listable = torch.zeros_like(none, dtype=torch.bool)
     listable[: tokenizer.vocab_size] = torch.from_numpy(is_move(tokenizer)).to(listable.device)
     tokens = lined.grid(lined.targets)[:, :MOST_MOVES]
-    counts = table.sum(1).repeat_interleave(lined.answers)
+    counts = (table > 0).sum(1).clamp(max=MOST_MOVES).repeat_interleave(lined.answers)
     rows, named, ends = continued(tokens, lined.sequences, lined.places, listable, counts)
     return Agreed(
         rows=rows,

@@ -116,11 +116,8 @@ class Known:
     """The reference's [tokens of all answers, width] by a prompt's key."""
     packs: dict[tuple[int, ...], Pack] = field(default_factory=dict)
     """By their prompts' keys."""
-    agreed: dict[int, Tensor] = field(default_factory=dict)
-    """How often each id is in the reference's lists, by an analysis prompt's key."""
 
     def clear(self) -> None:
-        """Forget what was found out about answers; what lists agree on is not about answers."""
         self.states.clear()
         self.packs.clear()
 

@@ -171,11 +171,11 @@ def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Cl
 
 def look_ahead(state: State, settings: TrainSettings, answers: Sequence[Answers]) -> None:
     """Ask the reference, while others score them, what does not depend on the scores."""
-    learner, tokenizer, known = state.learner, state.tokenizer, state.known
-    passes.look_ahead(learner, settings, tokenizer.eos, known, answers)
+    learner, tokenizer = state.learner, state.tokenizer
+    passes.look_ahead(learner, settings, tokenizer.eos, state.known, answers)
     if settings.agreement_coef > 0:
         prompts = [one.prompt for one in answers]
-        known.agreed |= agreed_shares(prompts, learner, tokenizer, settings, state.step)
+        state.agreed |= agreed_shares(prompts, learner, tokenizer, settings, state.step)
 
 
 def may_look_ahead(state: State, settings: TrainSettings) -> bool:
@@ -245,8 +245,9 @@ def prepared(
     )
     credit.set_advantages(micros, state.learner, settings, state.running, norm, kl_coef)
     if settings.agreement_coef > 0:
-        known = state.known.agreed
-        set_agreed(micros, state.learner, state.tokenizer, settings, state.step, known)
+        agreed, tokenizer = state.agreed, state.tokenizer
+        set_agreed(micros, state.learner, tokenizer, settings, state.step, agreed)
+        agreed.clear()
     if norm is not None:
         norm.update(all_rewards(collected.groups))
     longest = max(s.max_new_tokens for s in sampling(settings, state.tokenizer).values())

@@ -75,6 +75,8 @@ class State:
     """Steps in a row with KL above --ref-reset-kl."""
     known: passes.Known = field(default_factory=passes.Known)
     """What was found out about answers while they were scored; empty between steps."""
+    agreed: dict[int, Tensor] = field(default_factory=dict)
+    """What the reference's lists agree on, found out likewise, by prompts' keys."""
 
     def plain(self) -> dict[str, Any]:
         """What is not a tensor."""

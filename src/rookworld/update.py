@@ -46,7 +46,7 @@ class Gradient:
     kl: float
     ratio: RatioStats
     norm: float
-    agreement: float = 0.0
+    agreement: float
 
     def total(self, kl_coef: float, settings: TrainSettings) -> float:
         weighted = 0.0 if settings.kl_type == "k1_reward" else kl_coef * self.kl_loss
@@ -63,6 +63,7 @@ NOTHING = Gradient(
     kl=math.nan,
     ratio=RatioStats(*(torch.zeros(()) for _ in range(4))),
     norm=math.nan,
+    agreement=math.nan,
 )
 """Of a step without an answer to learn from: not a number anywhere, so the guard refuses it."""
 
@@ -119,8 +120,10 @@ def objective_of(
     policy, kl_loss, value, entropy, kl = (part.sum() for part in parts)
     agreement = torch.zeros_like(kl)
 
+    mask = micro.mask()
+
     def over_the_step(rows: Tensor) -> Tensor:
-        return losses.token_mean(micro.pack.grid(rows), micro.mask(), totals).sum()
+        return losses.token_mean(micro.pack.grid(rows), mask, totals).sum()
 
     if worths is not None:
         worth = over_the_step(worths)

@@ -3,9 +3,9 @@
 A list is written thing by thing, and each is what suits its place; what many lists of one model
 hold between them is better than any of them. Where a list goes on, its target is how often each
 thing stands in the frozen model's lists, sharpened, less what this list has named already.
-Laws: the target is that by enumeration; no gradient reaches the lists; where the frozen model ends
-its lists the target is their end, or lists would learn to go on for ever. Left out: the first thing
-of a list, which is not what is safe to name but what is best (docs/experiments.md).
+Laws: the target is that by enumeration; no gradient reaches the lists; where nothing is left to
+name the target is the end of the list. Left out: the first thing of a list, which is not what is
+safe to name but what is best (docs/experiments.md).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Agreed:
     named: Tensor
     """[n, names] what the row's list held before; one id may stand there twice."""
     shares: Tensor
-    """[lists, vocabulary] how often each id is in a list of the frozen model's, 0 … 1; 0: never."""
+    """[lists, vocabulary] how often each id is in a list of the frozen model's; 0: must not be."""
     ends: Tensor
     """[n] whether the list should have ended here."""
     end: int
@@ -52,7 +52,7 @@ def continued(
     """Rows behind the beginning of a list, what it holds before them, and where it should end.
 
     Of `tokens` [answers, places] the first ones are a list as far as they are `listable`
-    [vocabulary]; `counts` [answers] is how many the frozen model lists, 0 where it wrote no list.
+    [vocabulary]; `counts` [answers] is how many a list should hold, 0 where there should be none.
     Rows are given by their answers (`sequences`) and `places`.
     """
     longest = tokens.shape[1]
@@ -62,9 +62,7 @@ def continued(
     rows = (inside & begun & (counts[sequences] > 0)).nonzero().squeeze(1)
     held, before = tokens[sequences[rows]], places[rows]
     earlier = torch.arange(longest, device=tokens.device) < before[:, None]
-    # the frozen model's lists may differ in length: most of them decide
-    ends = before + 0.5 >= counts[sequences[rows]]
-    return rows, torch.where(earlier, held, held[:, :1]), ends
+    return rows, torch.where(earlier, held, held[:, :1]), before >= counts[sequences[rows]]
 
 
 def agreement_kl(hidden: Tensor, head: Tensor, agreed: Agreed) -> Tensor:
