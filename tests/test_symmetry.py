@@ -16,17 +16,6 @@ from rookworld.tasks.notation import flip_fen, flip_move, mirror_fen, mirror_mov
 from rookworld.tasks.task import PolicyRow
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return pick_tokenizer("chess")
-
-
-@pytest.fixture(scope="module")
-def rows() -> list[PolicyRow]:
-    found = [row for row in load_rows("embedded:train") if isinstance(row, PolicyRow)]
-    return found[:300]
-
-
 @pytest.mark.parametrize(
     ("make", "fen", "move"),
     [
@@ -35,12 +24,12 @@ def rows() -> list[PolicyRow]:
     ],
 )
 def test_a_symmetry_of_the_array_is_a_symmetry_of_chess(
-    tokenizer: Tokenizer,
-    rows: list[PolicyRow],
     make: Callable[[Tokenizer], Symmetry],
     fen: Callable[[str], str],
     move: Callable[[str], str],
 ) -> None:
+    tokenizer = pick_tokenizer("chess")
+    rows = [row for row in load_rows("embedded:train") if isinstance(row, PolicyRow)][:300]
     kind = make(tokenizer)
     if kind.needs_no_castling:
         rows = [row for row in rows if row.fen.split()[2] == "-"]
