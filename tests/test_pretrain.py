@@ -23,8 +23,8 @@ from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.packing import Packed
 from rookworld.presets import PRETRAIN_PRESETS
+from rookworld.pretrain_settings import PretrainSettings
 from rookworld.runs import read_json, read_lines
-from rookworld.settings import PretrainSettings
 from rookworld.sources import load_sources, pick_tokenizer, split_share
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 import math
 import os
 import shutil
@@ -22,13 +23,8 @@ from rookworld.commands.training import read_settings, usual
 from rookworld.config import Bounds
 from rookworld.errors import ConfigError
 from rookworld.presets import PRETRAIN_PRESETS, TRAIN_PRESETS
-from rookworld.settings import (
-    PRETRAIN_BOUNDS,
-    TRAIN_BOUNDS,
-    PretrainSettings,
-    RewardWeights,
-    TrainSettings,
-)
+from rookworld.pretrain_settings import PRETRAIN_BOUNDS, PretrainSettings
+from rookworld.settings import TRAIN_BOUNDS, RewardWeights, TrainSettings
 from rookworld.trainer_state import guard_settings, kl_settings, reward_rules
 
 PACKAGE = Path(str(rookworld.__path__[0]))
@@ -37,10 +33,10 @@ ROOT = Path(__file__).parents[1]
 
 @cache
 def attributes_read() -> frozenset[str]:
-    """Names read as `something.name` anywhere in the package but in settings.py."""
+    """Names read as `something.name` anywhere in the package but where settings are defined."""
     found = set()
     for path in PACKAGE.rglob("*.py"):
-        if path.name != "settings.py":
+        if path.name not in ("settings.py", "pretrain_settings.py"):
             tree = ast.parse(path.read_text(encoding="utf-8"))
             found |= {
                 node.attr
@@ -53,17 +49,22 @@ def attributes_read() -> frozenset[str]:
     return frozenset(found)
 
 
+def definition(kind: type) -> ast.ClassDef:
+    """A settings class as it is written."""
+    tree = ast.parse(Path(inspect.getfile(kind)).read_text(encoding="utf-8"))
+    (found,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == kind.__name__)
+    return found
+
+
 def properties_reading(kind: type) -> dict[str, set[str]]:
     """Property of a settings class -> fields that it reads."""
-    tree = ast.parse((PACKAGE / "settings.py").read_text(encoding="utf-8"))
-    (found,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == kind.__name__)
     return {
         node.name: {
             inner.attr
             for inner in ast.walk(node)
             if isinstance(inner, ast.Attribute) and ast.unparse(inner.value) == "self"
         }
-        for node in found.body
+        for node in definition(kind).body
         if isinstance(node, ast.FunctionDef) and node.name != "__post_init__"
     }
 
@@ -82,9 +83,7 @@ def test_every_field_is_read_outside_of_the_settings(kind: type) -> None:
 
 @pytest.mark.parametrize("kind", [TrainSettings, PretrainSettings])
 def test_every_field_says_what_it_is(kind: type) -> None:
-    tree = ast.parse((PACKAGE / "settings.py").read_text(encoding="utf-8"))
-    (found,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == kind.__name__)
-    body = found.body[1:]
+    body = definition(kind).body[1:]
     for node, after in pairwise(body):
         if isinstance(node, ast.AnnAssign):
             assert isinstance(after, ast.Expr), ast.unparse(node)

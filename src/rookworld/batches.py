@@ -22,7 +22,7 @@ from rookworld import distributed, packing, symmetry
 from rookworld.errors import ConfigError
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.packing import Packed
-from rookworld.settings import PretrainSettings
+from rookworld.pretrain_settings import PretrainSettings
 from rookworld.symmetry import Symmetry
 
 WIDTH_STEP, START_STEP = 16, 8

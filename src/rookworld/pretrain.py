@@ -38,8 +38,8 @@ from rookworld.model.precision import passes_in
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.packing import Packed
+from rookworld.pretrain_settings import PretrainSettings
 from rookworld.runs import Run, origin, write_json
-from rookworld.settings import PretrainSettings
 from rookworld.symmetry import Symmetry
 
 Say = Callable[[str], None]

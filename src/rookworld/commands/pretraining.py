@@ -9,7 +9,7 @@ from rookworld.commands.display import banner, bar, say
 from rookworld.config import layered, parse, resolved, short_hash
 from rookworld.interruption import Interrupted
 from rookworld.presets import PRETRAIN_PRESETS
-from rookworld.settings import PretrainSettings
+from rookworld.pretrain_settings import PretrainSettings
 
 if TYPE_CHECKING:
     from rookworld.model.gpt2 import GPT2
