@@ -103,7 +103,7 @@ def measured_alone(
 
     def learn() -> None:
         passes.prepare(groups, state.learner, settings, state.tokenizer.eos)
-        update.gradient(micros, state.learner, totals, settings, 0.02)
+        update.gradient(micros, state.learner, totals, settings, update.Coefs(0.02))
         state.learner.model.zero_grad(set_to_none=True)
 
     named: dict[str, Callable[[], None]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from rookworld.agreement import (
 )
 from rookworld.errors import ConfigError
 from rookworld.groups import Answers, Group, Prompt
-from rookworld.grpo.agreement import Agreed, agreement_kl, continued
+from rookworld.grpo.agreement import Agreed, agreement_kl, continued, sharpened
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.packs import pack, packed
 from rookworld.rollout import Prompts
@@ -50,10 +51,10 @@ def agreed(named: list[list[int]], power: float = 2.0, ends: int = 99) -> Agreed
         rows=rows,
         lists=torch.zeros_like(rows),
         named=torch.tensor(named),
-        shares=SHARES,
+        scores=sharpened(SHARES, power),
+        weights=torch.ones(len(rows)),
         ends=rows == ends,
         end=5,
-        power=power,
     )
 
 
@@ -84,6 +85,9 @@ def test_the_distance_is_that_by_enumeration_and_has_its_gradient() -> None:
     found.sum().backward()  # type: ignore[no-untyped-call]
     assert hidden.grad is not None
     assert torch.allclose(hidden.grad, (policy - target).detach() @ head, atol=1e-6)
+    heavier = replace(told, weights=torch.tensor([1.0, 2.5]))
+    weighted = agreement_kl(hidden, head, heavier)
+    assert torch.allclose(weighted, found * heavier.weights)
 
 
 def test_lists_go_on_as_long_as_there_are_moves() -> None:
@@ -95,16 +99,22 @@ def test_lists_go_on_as_long_as_there_are_moves() -> None:
     counts = torch.tensor([5, 5, 3, 5, 0])
     sequences = torch.arange(5).repeat_interleave(7)
     places = torch.arange(7).repeat(5)
-    rows, named, ends = continued(tokens, sequences, places, moves, counts)
+    rows, named, ends = continued(tokens, sequences, places, moves, counts, end=0)
     assert [(row // 7, row % 7) for row in rows.tolist()] == [
         *((0, place) for place in (1, 2, 3, 4)),
         *((1, place) for place in (1, 2)),  # the token that ended it should have been a move
         *((2, place) for place in (1, 2, 3, 4)),
     ]
-    held = [set(line) for line in named.tolist()]
+    held = [set(line) - {0} for line in named.tolist()]
     assert held[:6] == [{1}, {1, 2}, {1, 2, 3}, {1, 2, 3, 4}, {1}, {1, 2}]
     assert held[6:] == [{4}, {4, 5}, {4, 5, 6}, {4, 5, 6, 1}]
     assert ends.tolist() == [False] * 8 + [True] * 2
+    rows, named, ends = continued(tokens, sequences, places, moves, counts, end=0, since=0)
+    first = [at for at, row in enumerate(rows.tolist()) if row % 7 == 0]
+    # the fourth answer begins with no move, but it should have
+    assert [int(rows[at]) // 7 for at in first] == [0, 1, 2, 3]
+    assert not named[first].any() and not ends[first].any()
+    assert len(rows) == 10 + 4
 
 
 def asked(fen: str, key: int = 3) -> Prompt:
@@ -148,11 +158,30 @@ def test_what_is_found_from_another_side_is_told_in_the_words_of_this_one(
     for fen, base in ((CASTLED, listed), (flip_fen(CASTLED), names[1][listed])):
         monkeypatch.setattr(agreement, "written", as_seen(base))
         found.append(agreed_shares([asked(fen)], learner, TOKENIZER, settings, step=0)[3])
-    assert torch.allclose(found[1][names[1]], found[0], atol=1e-6)
+    assert torch.allclose(found[1][:, names[1]], found[0], atol=1e-6)
     assert not torch.allclose(found[1], found[0], atol=1e-6)
-    assert 0 < float(found[0].sum()) <= 5
+    first, anywhere = found[0]
+    assert 0 < float(first.sum()) <= 1
+    assert float(first.sum()) < float(anywhere.sum()) <= 5
+    assert bool((first <= anywhere).all())
     evaluation = TOKENIZER.token(" 0.3")
-    assert float(found[0][evaluation]) == 0
+    assert float(anywhere[evaluation]) == 0
+
+
+@torch.no_grad()
+def test_the_first_move_is_what_stands_first_from_all_sides(settings: TrainSettings) -> None:
+    """By hand: the mean over the sides of the reference's own distribution, of legal moves."""
+    learner = new_learner(Path(settings.model), settings, torch.device("cpu"))
+    first = agreed_shares([asked(CASTLED)], learner, TOKENIZER, settings, step=0)[3][0]
+    seen, names = views([asked(CASTLED)], TOKENIZER), torch.from_numpy(called(TOKENIZER))
+    by_hand = torch.zeros(TOKENIZER.vocab_size)
+    for ids, head, side in zip(seen.ids, seen.heads, seen.sides, strict=True):
+        hidden = learner.reference(torch.from_numpy(ids[None, :head]))
+        shares = learner.reference.logits(hidden)[0, -1].softmax(-1)
+        by_hand += shares[: TOKENIZER.vocab_size][names[side]] / SIDES
+    legal = [TOKENIZER.token(f" {move}") for move in legal_moves(CASTLED)]
+    assert torch.allclose(first[legal], by_hand[legal], atol=1e-5)
+    assert int((first > 0).sum()) == len(legal)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +201,7 @@ def test_a_list_is_told_to_end_when_every_move_is_named(
     learner = new_learner(Path(settings.model), settings, torch.device("cpu"))
     prompt = asked(fen)
     shares = agreed_shares([prompt], learner, TOKENIZER, settings, step=0)[3]
-    assert {int(token) for token in shares.nonzero()} == {
+    assert {int(token) for token in shares[1].nonzero()} == {
         TOKENIZER.token(f" {move}") for move in legal
     }
     assert min(5, len(legal)) == moves
@@ -186,6 +215,13 @@ def test_a_list_is_told_to_end_when_every_move_is_named(
     found = agreed_rows(lined, [shares], TOKENIZER, settings)
     assert found is not None
     assert found.ends.tolist() == [place >= moves for place in range(1, 5)]
+    first = replace(settings, agreement_first=2.0, agreement_first_power=0.5)
+    found = agreed_rows(lined, [shares], TOKENIZER, first)
+    assert found is not None
+    assert found.ends.tolist() == [place >= moves for place in range(5)]
+    assert found.weights.tolist() == [2, 1, 1, 1, 1]
+    roots = shares[0].sqrt()
+    assert torch.allclose(found.target()[0].exp(), roots / roots.sum(), atol=1e-5)
 
 
 def drawn(settings: TrainSettings) -> list[Prompt]:
@@ -217,10 +253,10 @@ def test_more_lists_are_written_and_a_target_is_as_sharp_as_asked_for(
         lists, lengths = written(seen, [3, 3], learner, TOKENIZER, one, 0)
         assert lists.shape[:2] == lengths.shape == (2, count)
         lined = packed(torch.from_numpy(seen.ids), heads, lists, lengths)
-        shares = [torch.ones(TOKENIZER.vocab_size)] * 2
+        shares = [torch.full((2, TOKENIZER.vocab_size), 0.5)] * 2
         found = agreed_rows(lined, shares, TOKENIZER, one)
         assert found is not None
-        assert found.power == one.agreement_power
+        assert torch.allclose(found.scores[1] / math.log(0.5), torch.tensor(one.agreement_power))
 
 
 def test_environment_answers_have_no_target(settings: TrainSettings) -> None:
@@ -232,8 +268,8 @@ def test_environment_answers_have_no_target(settings: TrainSettings) -> None:
     ]
     lined = pack(groups, eos=0)
     assert agreed_rows(lined, [None] * len(groups), TOKENIZER, settings) is None
-    share = torch.zeros(TOKENIZER.vocab_size)
-    share[moves[0]] = 1.0
+    share = torch.zeros(2, TOKENIZER.vocab_size)
+    share[:, moves[0]] = 1.0
     shares = [share if group.prompt.letter == "P" else None for group in groups]
     found = agreed_rows(lined, shares, TOKENIZER, settings)
     assert found is not None
@@ -262,7 +298,7 @@ def test_what_was_found_while_answers_were_scored_is_used(
         found.append([micro.agreed for micro in micros if micro.agreed is not None])
     assert len(found[0]) == len(found[1]) > 0
     for here, there in zip(*found, strict=True):
-        assert torch.allclose(here.shares, there.shares, atol=1e-6)
+        assert torch.allclose(here.scores, there.scores, atol=1e-6)
 
 
 def nothing_missing(prompts: list[Prompt], *rest: Any) -> dict[int, Tensor]:
@@ -298,6 +334,15 @@ def test_a_run_comes_nearer_to_what_its_reference_agrees_on(
     train(settings, tiny_rows(), no_evaluation)
     apart = [line["loss/agreement"] for line in metrics_of(settings.out)]
     assert sum(apart[-3:]) < 0.8 * sum(apart[:3])
+    assert {line["agreement/coef"] for line in metrics_of(settings.out)} == {3.0}
+    falls = replace(settings, out=tmp_path / "falls", steps=4, agreement_schedule="linear")
+    train(falls, tiny_rows(), no_evaluation)
+    lines = metrics_of(falls.out)
+    assert [line["agreement/coef"] for line in lines] == pytest.approx([3.0, 2.25, 1.5, 0.75])
+    for line in lines:
+        parts = line["loss/policy"] + line["kl/coef"] * line["loss/kl"]
+        parts += line["agreement/coef"] * line["loss/agreement"]
+        assert line["loss/total"] == pytest.approx(parts, abs=1e-6)
     plain = tiny_settings(warm_folder, tmp_path / "plain", steps=1)
     train(plain, tiny_rows(), no_evaluation)
     assert "loss/agreement" not in metrics_of(plain.out)[0]

@@ -183,7 +183,7 @@ def first_step(flags: str, model: Path) -> tuple[State, TrainSettings]:
     credit.set_advantages(micros, state.learner, settings, state.running, None, 0.1)
     totals = update.totals_of(micros, 8)
     assert totals is not None
-    update.gradient(micros, state.learner, totals, settings, 0.1)
+    update.gradient(micros, state.learner, totals, settings, update.Coefs(0.1))
     return state, settings
 
 
@@ -309,7 +309,8 @@ def test_a_flag_is_seen_in_the_run(
 ELSEWHERE = """
 model data held_out out resume dry_run eval_policy_rows eval_environment_rows eval_mates judge
 engine nodes log_dir wandb device recompute graphs compile shard reward_warmup_steps backend
-trl_phase_steps agreement_lists agreement_power
+trl_phase_steps agreement_lists agreement_power agreement_first agreement_first_power
+agreement_schedule
 """
 """Fields that the tests below, or those of resuming and of the commands, look after."""
 

@@ -35,6 +35,7 @@ from tiny_training import relative, tiny_rows, tiny_settings, tiny_tokenizer
 pytestmark = pytest.mark.usefixtures("single_thread")
 
 K, KL_COEF = 3, 0.3
+COEFS = update.Coefs(KL_COEF)
 
 
 @pytest.fixture
@@ -125,7 +126,7 @@ def computed(
         assert any(micro.agreed is not None for micro in micros)
     totals = update.totals_of(micros, longest=20)
     assert totals is not None
-    found = update.gradient(micros, learner, totals, settings, KL_COEF)
+    found = update.gradient(micros, learner, totals, settings, COEFS)
     gradients = [p.grad.clone() for p in learner.parameters() if p.grad is not None]
     return found, gradients, micros
 
@@ -287,7 +288,7 @@ def test_choices_of_answers_beyond_the_cap_teach_nothing(
         micro.kept = torch.zeros(micro.pack.count, dtype=torch.bool)
     for parameter in learner.parameters():
         parameter.grad = None
-    update.gradient(micros, learner, totals, settings, kl_coef=0.0)
+    update.gradient(micros, learner, totals, settings, update.Coefs(0.0))
     assert not any(p.grad.any() for p in learner.model.parameters() if p.grad is not None)
 
 
@@ -327,7 +328,7 @@ def test_gradient_is_the_same_however_a_step_is_cut(
     cut, found, many = computed(groups, learner, cut_settings)
     assert len(few) < len(many) == len(groups)
     assert relative(found, expected) < 1e-6
-    assert cut.total(KL_COEF, cut_settings) == pytest.approx(whole.total(KL_COEF, whole_settings))
+    assert cut.total(COEFS, cut_settings) == pytest.approx(whole.total(COEFS, whole_settings))
     assert cut.kl == pytest.approx(whole.kl)
     assert cut.entropy == pytest.approx(whole.entropy)
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rookworld.groups import Prompt
-from rookworld.grpo.agreement import Agreed, continued
+from rookworld.grpo.agreement import Agreed, continued, sharpened
 from rookworld.model.batch import rounded_up
 from rookworld.model.precision import matrices_in, passes_in
 from rookworld.model.sampling import Sampling, sample
@@ -110,7 +110,8 @@ def agreed_shares(
 ) -> dict[int, Tensor]:
     """How often each legal move is in the reference's lists, by an analysis prompt's key.
 
-    [vocabulary], more than 0 for every legal move and 0 for everything else.
+    [2, vocabulary]: stands first, and stands anywhere; more than 0 for every legal move and 0 for
+    everything else.
     """
     prompts = [prompt for prompt in prompts if prompt.letter == "P"]
     if not prompts:
@@ -119,7 +120,7 @@ def agreed_shares(
     seen = views(prompts, tokenizer, together_on(device))
     keys = [prompts[asked].key for asked in seen.asked.tolist()]
     lists, lengths = written(seen, keys, learner, tokenizer, settings, step)
-    total = torch.zeros(len(prompts), learner.reference.config.vocab_size, device=device)
+    total = torch.zeros(len(prompts), 2, learner.reference.config.vocab_size, device=device)
     names = torch.from_numpy(called(tokenizer)).to(device)
     ids, heads, asked, side = (
         sent(torch.from_numpy(array), device)
@@ -130,12 +131,12 @@ def agreed_shares(
         part = slice(at, at + most)
         lined = packed(ids[part], heads[part], lists[part], lengths[part])
         shares = listed(lined, learner, settings)
-        here = shares.gather(1, names[side[part]])
-        total[:, : names.shape[1]].index_add_(0, asked[part], here)
-    mean = total / asked.bincount(minlength=len(prompts))[:, None]
+        here = shares.gather(2, names[side[part], None].expand(-1, 2, -1))
+        total[..., : names.shape[1]].index_add_(0, asked[part], here)
+    mean = total / asked.bincount(minlength=len(prompts))[:, None, None]
     lines, moves = (sent(part, device) for part in legal(prompts, tokenizer))
     found = torch.zeros_like(mean)
-    found[lines, moves] = mean[lines, moves].clamp_min(LEAST)
+    found[lines, :, moves] = mean[lines, :, moves].clamp_min(LEAST)
     found = found.to(learner.model.device)
     return {prompt.key: found[line] for line, prompt in enumerate(prompts)}
 
@@ -182,15 +183,19 @@ def written(
 
 
 def listed(lined: Pack, learner: Learner, settings: TrainSettings) -> Tensor:
-    """[views, vocabulary] how often each id may stand in a list, on average over the lists."""
+    """[views, 2, vocabulary] how often each id may stand first in a list, and in a list at all.
+
+    On average over the lists.
+    """
     reference = learner.reference
     with passes_in(settings.dtype, reference.device):
         hidden = states(lined, reference)
         scores = F.linear(hidden, reference.lm_head.weight).float()
-    shares = scores.new_zeros(len(lined.heads), scores.shape[1])
+    shares = scores.new_zeros(2 * len(lined.heads), scores.shape[1])
+    lines = 2 * (lined.sequences // lined.answers) + (lined.places > 0)
     # every draw there could have been, not only the one there was
-    shares.index_add_(0, lined.sequences // lined.answers, scores.softmax(-1))
-    return shares / lined.answers
+    shares.index_add_(0, lines, scores.softmax(-1))
+    return shares.view(len(lined.heads), 2, -1).cumsum(1) / lined.answers
 
 
 def set_agreed(
@@ -222,17 +227,23 @@ def agreed_rows(
         return None
     none = torch.zeros_like(known)
     table = torch.stack([none if one is None else one for one in shares])
-    listable = torch.zeros_like(none, dtype=torch.bool)
+    listable = torch.zeros_like(none[0], dtype=torch.bool)
     listable[: tokenizer.vocab_size] = torch.from_numpy(is_move(tokenizer)).to(listable.device)
     tokens = lined.grid(lined.targets)[:, :MOST_MOVES]
-    counts = (table > 0).sum(1).clamp(max=MOST_MOVES).repeat_interleave(lined.answers)
-    rows, named, ends = continued(tokens, lined.sequences, lined.places, listable, counts)
+    counts = (table[:, 1] > 0).sum(1).clamp(max=MOST_MOVES).repeat_interleave(lined.answers)
+    end, since = move_tokens(tokenizer)[0][END_OF_LIST], 0 if settings.agreement_first > 0 else 1
+    rows, named, ends = continued(
+        tokens, lined.sequences, lined.places, listable, counts, end, since
+    )
+    behind = lined.places[rows] > 0
+    first = sharpened(table[:, 0], settings.agreement_first_power)
+    later = sharpened(table[:, 1], settings.agreement_power)
     return Agreed(
         rows=rows,
-        lists=lined.sequences[rows] // lined.answers,
+        lists=2 * (lined.sequences[rows] // lined.answers) + behind,
         named=named,
-        shares=table,
+        scores=torch.stack((first, later), 1).flatten(0, 1),
+        weights=torch.where(behind, 1.0, settings.agreement_first),
         ends=ends,
-        end=move_tokens(tokenizer)[0][END_OF_LIST],
-        power=settings.agreement_power,
+        end=end,
     )

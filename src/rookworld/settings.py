@@ -74,11 +74,12 @@ TRAIN_BOUNDS = bounds_of(
         "a_format a_board a_flags a_reward a_whole lr lr_warmup_steps weight_decay "
         "kl_coef kl_coef_min kl_coef_max kl_warmup_steps kl_warmup_factor kl_divergence_threshold "
         "kl_collect_cap ref_sync_every ref_reset_kl advantage_std_floor advantage_clip value_coef "
-        "agreement_coef entropy_coef flat_tries top_k reward_warmup_steps score_workers "
-        "max_recoveries entropy_floor eval_every eval_policy_rows eval_environment_rows eval_mates "
-        "sample_every",
+        "agreement_coef agreement_first entropy_coef flat_tries top_k reward_warmup_steps "
+        "score_workers max_recoveries entropy_floor eval_every eval_policy_rows "
+        "eval_environment_rows eval_mates sample_every",
         # no end above: a ratio may be let go as far as one likes
-        POSITIVE: "adam_eps agreement_power clip_norm clip_range clip_range_high target_kl",
+        POSITIVE: "adam_eps agreement_power agreement_first_power clip_norm clip_range "
+        "clip_range_high target_kl",
         SHARE: "mix_env_ratio gamma gae_lambda",
         SHARE_NOT_ZERO: "p_best_scale tv_delta top_p p_top_p a_top_p recovery_lr_factor",
         SEED: "seed",
@@ -192,6 +193,13 @@ class TrainSettings(RewardWeights):
     castle four."""
     agreement_power: float = 3.0
     """How sharp that target is: shares of the lists to this power."""
+    agreement_first: float = 0.0
+    """How much the first move counts in it, whose target is what stands first in the reference's
+    lists, on average over the sides (the others count 1); 0: it is left to the rewards."""
+    agreement_first_power: float = 1.0
+    """How sharp that target is."""
+    agreement_schedule: Literal["constant", "linear"] = "constant"
+    """linear: --agreement-coef falls to 0 over the run, so that rewards have the last word."""
     gae: bool = False
     """Token-level advantages by a value head, in place of the baseline."""
     gamma: float = 1.0

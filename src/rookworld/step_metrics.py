@@ -20,7 +20,7 @@ from rookworld.rollout import Collected
 from rookworld.settings import TrainSettings
 from rookworld.tasks.task import PolicyRow
 from rookworld.trainer_state import State
-from rookworld.update import Gradient
+from rookworld.update import Coefs, Gradient
 
 Metrics = dict[str, float]
 
@@ -81,17 +81,19 @@ def reward_metrics(collected: Collected) -> Metrics:
 
 
 def update_metrics(
-    state: State, found: Gradient, kl_coef: float, rate: float, settings: TrainSettings
+    state: State, found: Gradient, coefs: Coefs, rate: float, settings: TrainSettings
 ) -> Metrics:
     tokens = max(1.0, float(found.ratio.tokens))
-    asked = {"loss/agreement": found.agreement} if settings.agreement_coef > 0 else {}
+    asked = {}
+    if settings.agreement_coef > 0:
+        asked = {"loss/agreement": found.agreement, "agreement/coef": coefs.agreement}
     return asked | {
         "kl/exact": found.kl,
-        "kl/coef": kl_coef,
+        "kl/coef": coefs.kl,
         "policy/ratio_max": float(found.ratio.ratio_max),
         "policy/clipped": float(found.ratio.clipped) / tokens,
         "policy/entropy": found.entropy,
-        "loss/total": found.total(kl_coef, settings),
+        "loss/total": found.total(coefs, settings),
         "loss/policy": found.policy,
         "loss/kl": found.kl_loss,
         "loss/value": found.value,

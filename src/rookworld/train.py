@@ -34,7 +34,7 @@ from rookworld.evaluate import Evaluation
 from rookworld.groups import Answers, Group
 from rookworld.grpo.loss import StepTotals
 from rookworld.grpo.rulings import Continue, EvalHealth, Restore, Ruling, Skip, StepHealth, Stop
-from rookworld.grpo.schedule import lr_multiplier, ramp
+from rookworld.grpo.schedule import falling, lr_multiplier, ramp
 from rookworld.interruption import Interrupted, interruptible
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.precision import arithmetic, matrices_in
@@ -69,7 +69,7 @@ from rookworld.trainer_state import (
     save,
     with_credit,
 )
-from rookworld.update import Gradient
+from rookworld.update import Coefs, Gradient
 
 REFERENCE_PATIENCE = 20
 """Steps that KL must stay above --ref-reset-kl before the reference is reset."""
@@ -201,19 +201,19 @@ def learn(
     state: State, collected: Collected, settings: TrainSettings, clock: Clock
 ) -> tuple[Metrics, Ruling]:
     """Gradients of the step, judged by the guard, applied if it says so."""
-    kl_coef = state.control.coef_at(state.step)
-    micros, totals = prepared(state, collected, settings, kl_coef)
+    coefs = coefs_at(state, settings)
+    micros, totals = prepared(state, collected, settings, coefs.kl)
     rewards = reward_metrics(collected)
     rulings: list[Ruling] = []
     found = update.NOTHING
     for _ in range(settings.updates_per_rollout):
         if totals is not None:
-            found = update.gradient(micros, state.learner, totals, settings, kl_coef)
+            found = update.gradient(micros, state.learner, totals, settings, coefs)
             if state.step == 0 and not rulings:
                 check_start(found, settings, state.learner.model.device)
         health = StepHealth(
             step=state.step + 1,
-            loss=found.total(kl_coef, settings),
+            loss=found.total(coefs, settings),
             grad_norm=found.norm,
             kl=found.kl,
             entropy=found.entropy,
@@ -230,9 +230,15 @@ def learn(
     if not refused(rulings[-1]):
         follow_reference(state, found.kl, settings)
     clock.mark("update")
-    metrics = rewards | update_metrics(state, found, kl_coef, lr_at(state, settings), settings)
+    metrics = rewards | update_metrics(state, found, coefs, lr_at(state, settings), settings)
     metrics |= token_metrics(collected, micros) | clock.metrics()
     return metrics, together(rulings, left_out(collected, state.step + 1))
+
+
+def coefs_at(state: State, settings: TrainSettings) -> Coefs:
+    """What the KL and the agreement weigh at this step."""
+    share = falling(state.step, settings.steps) if settings.agreement_schedule == "linear" else 1.0
+    return Coefs(state.control.coef_at(state.step), share * settings.agreement_coef)
 
 
 def prepared(

@@ -36,6 +36,14 @@ def totals_of(micros: Sequence[Micro], longest: int) -> StepTotals | None:
 
 
 @dataclass(frozen=True)
+class Coefs:
+    """What parts of the objective weigh at this step."""
+
+    kl: float
+    agreement: float = 0.0
+
+
+@dataclass(frozen=True)
 class Gradient:
     """What one gradient measured, over all ranks."""
 
@@ -48,10 +56,10 @@ class Gradient:
     norm: float
     agreement: float
 
-    def total(self, kl_coef: float, settings: TrainSettings) -> float:
-        weighted = 0.0 if settings.kl_type == "k1_reward" else kl_coef * self.kl_loss
+    def total(self, coefs: Coefs, settings: TrainSettings) -> float:
+        weighted = 0.0 if settings.kl_type == "k1_reward" else coefs.kl * self.kl_loss
         value = settings.value_coef * self.value
-        agreement = settings.agreement_coef * self.agreement
+        agreement = coefs.agreement * self.agreement
         return self.policy + weighted + value + agreement - settings.entropy_coef * self.entropy
 
 
@@ -73,7 +81,7 @@ def gradient(
     learner: Learner,
     totals: StepTotals,
     settings: TrainSettings,
-    kl_coef: float,
+    coefs: Coefs,
 ) -> Gradient:
     """Backward through every pack; gradients are left on the parameters, summed over ranks."""
     device = learner.model.device
@@ -81,7 +89,7 @@ def gradient(
     ratio = RatioStats(*(torch.zeros((), device=device) for _ in range(4)))
     missing = sharding.missing_passes(learner.model, len(micros))
     for micro in micros:
-        objective, measured, micro_ratio = objective_of(micro, learner, totals, settings, kl_coef)
+        objective, measured, micro_ratio = objective_of(micro, learner, totals, settings, coefs)
         objective.backward()  # type: ignore[no-untyped-call]
         sums += measured
         ratio = ratio.merge(micro_ratio)
@@ -108,7 +116,7 @@ def objective_of(
     learner: Learner,
     totals: StepTotals,
     settings: TrainSettings,
-    kl_coef: float,
+    coefs: Coefs,
 ) -> tuple[Tensor, Tensor, RatioStats]:
     """A pack's share of what is minimised, and of what a `Gradient` tells about it, in one row."""
     with passes_in(settings.dtype, learner.model.device):
@@ -132,11 +140,11 @@ def objective_of(
     objective = policy + settings.value_coef * value
     if settings.entropy_coef != 0:
         objective = objective + settings.entropy_coef * entropy
-    if settings.kl_type != "k1_reward" and kl_coef > 0:
-        objective = objective + kl_coef * kl_loss
+    if settings.kl_type != "k1_reward" and coefs.kl > 0:
+        objective = objective + coefs.kl * kl_loss
     if distances is not None:
         agreement = over_the_step(distances)
-        objective = objective + settings.agreement_coef * agreement
+        objective = objective + coefs.agreement * agreement
     measured = torch.stack([policy, kl_loss, value, -entropy, kl, agreement])
     return objective, measured.detach().double(), ratio
 

@@ -3,9 +3,9 @@
 A list is written thing by thing, and each is what suits its place; what many lists of one model
 hold between them is better than any of them. Where a list goes on, its target is how often each
 thing stands in the frozen model's lists, sharpened, less what this list has named already.
-Laws: the target is that by enumeration; no gradient reaches the lists; where nothing is left to
-name the target is the end of the list. Left out: the first thing of a list, which is not what is
-safe to name but what is best (docs/experiments.md).
+The first thing of a list is not what is safe to name but what is best, so its target is how often
+each stands first. Laws: the target is that by enumeration; no gradient reaches the lists; where
+nothing is left to name the target is the end of the list.
 """
 
 from __future__ import annotations
@@ -19,55 +19,67 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Agreed:
-    """Rows of a pass at which a list went on or ended, and how it should have gone on."""
+    """Rows of a pass at which a list began, went on or ended, and what should have been there."""
 
     rows: Tensor
     """[n] which of the pass's rows."""
     lists: Tensor
-    """[n] the line of `shares` a row belongs to."""
+    """[n] the line of `scores` a row belongs to."""
     named: Tensor
     """[n, names] what the row's list held before; one id may stand there twice."""
-    shares: Tensor
-    """[lists, vocabulary] how often each id is in a list of the frozen model's; 0: must not be."""
+    scores: Tensor
+    """[lists, vocabulary] logarithms of how often each id is in the frozen model's lists, times how
+    sharp the target is to be."""
+    weights: Tensor
+    """[n] how much a row counts."""
     ends: Tensor
     """[n] whether the list should have ended here."""
     end: int
     """The id that ends a list."""
-    power: float
-    """What shares are raised to: above 1 the target is sharper than they are."""
 
     def target(self) -> Tensor:
         """[n, vocabulary] how each row should go on; log-probabilities."""
-        # not 0, whose logarithm is no number to multiply; so small a share is never the target
-        scores = self.power * self.shares.clamp_min(1e-30).log()[self.lists]
-        scores = scores.scatter(1, self.named, -torch.inf)
+        scores = self.scores[self.lists].scatter(1, self.named, -torch.inf)
         over = torch.full_like(scores[:1], -torch.inf)
         over[:, self.end] = 0.0
         return torch.where(self.ends[:, None], over, scores).log_softmax(-1)
 
 
+def sharpened(shares: Tensor, power: float) -> Tensor:
+    """Scores of a target that is proportional to `shares` to that power."""
+    # not 0, whose logarithm is no number to multiply; so small a share is never the target
+    return power * shares.clamp_min(1e-30).log()
+
+
 def continued(
-    tokens: Tensor, sequences: Tensor, places: Tensor, listable: Tensor, counts: Tensor
+    tokens: Tensor,
+    sequences: Tensor,
+    places: Tensor,
+    listable: Tensor,
+    counts: Tensor,
+    end: int,
+    since: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows behind the beginning of a list, what it holds before them, and where it should end.
+    """Rows of a list from place `since` on, what it holds before them, and where it should end.
 
     Of `tokens` [answers, places] the first ones are a list as far as they are `listable`
     [vocabulary]; `counts` [answers] is how many a list should hold, 0 where there should be none.
-    Rows are given by their answers (`sequences`) and `places`.
+    Rows are given by their answers (`sequences`) and `places`; `end` fills up what is held.
     """
     longest = tokens.shape[1]
     whole = listable[tokens].cumprod(1).bool()
-    inside = (places > 0) & (places < longest)
-    begun = whole[sequences, (places - 1).clamp(0, longest - 1)]
+    inside = (places >= since) & (places < longest)
+    begun = (places == 0) | whole[sequences, (places - 1).clamp(0, longest - 1)]
     rows = (inside & begun & (counts[sequences] > 0)).nonzero().squeeze(1)
     held, before = tokens[sequences[rows]], places[rows]
     earlier = torch.arange(longest, device=tokens.device) < before[:, None]
-    return rows, torch.where(earlier, held, held[:, :1]), before >= counts[sequences[rows]]
+    return rows, torch.where(earlier, held, end), before >= counts[sequences[rows]]
 
 
 def agreement_kl(hidden: Tensor, head: Tensor, agreed: Agreed) -> Tensor:
-    """[n] how far what the rows would go on with is from what they should, in nats."""
+    """[n] how far what the rows would go on with is from what they should, in nats, weighted."""
     logp = F.linear(hidden[agreed.rows], head).float().log_softmax(-1)
     target = agreed.target()
     share = target.exp()
-    return (share * (torch.where(share > 0, target, 0.0) - logp)).sum(-1)
+    apart = (share * (torch.where(share > 0, target, 0.0) - logp)).sum(-1)
+    return agreed.weights * apart

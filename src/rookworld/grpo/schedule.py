@@ -44,6 +44,11 @@ def ramp(step: int, warmup_steps: int) -> float:
     return min(1.0, step / warmup_steps) if warmup_steps > 0 else 1.0
 
 
+def falling(step: int, steps: int) -> float:
+    """A straight line from 1 at the first step to nothing behind the last."""
+    return max(0.0, 1.0 - step / steps)
+
+
 def lr_multiplier(name: str, step: int, steps: int, warmup_steps: int = 0) -> float:
     """Multiplier of the peak rate: linear warm-up, then the schedule, ending at the last step."""
     if step < warmup_steps:
