@@ -17,7 +17,7 @@ from rookworld.data.sources import write_rows
 from rookworld.errors import ConfigError, DataError, ModelError, RookworldError
 from rookworld.model.weights import save_model
 from rookworld.suites import EvalSettings, run_eval
-from rookworld.tables import render_table
+from rookworld.tables import render_table, render_tables
 from rookworld.tasks.environment import transition
 from rookworld.tasks.task import PolicyRow
 from tiny import tiny_model
@@ -103,6 +103,19 @@ def test_two_models_are_compared_in_pairs(folder: Path) -> None:
     text = console.export_text()
     for expected in ("P/format", "1.000", "[0.0, 65.8]", "[+0.0, +0.0]"):
         assert expected in text
+
+
+def test_many_models_are_shown_two_at_a_time(folder: Path) -> None:
+    """Side by side they would be cut to pieces."""
+    models = [str(folder / f"model{which}") for which in (0, 1, 0, 1, 1)]
+    tables = render_tables(run_eval(models, settings(folder)))
+    assert len(tables) == 4
+    console = Console(width=80, record=True, file=io.StringIO())
+    for table in tables:
+        console.print(table)
+    text = console.export_text()
+    assert text.count("[0.0, 65.8]") >= 4
+    assert "…" not in text
 
 
 def test_a_model_against_itself_differs_nowhere(folder: Path) -> None:

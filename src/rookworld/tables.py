@@ -25,6 +25,20 @@ _PLAIN = {
 _CAPTION = "95 % intervals in brackets; in per cent: all but rewards, plies, Elo, ratings, errors"
 
 
+def render_tables(result: EvalResult) -> list[Table]:
+    """One table; of three or more models one for each that is compared with the first.
+
+    No terminal has room for more than two models side by side.
+    """
+    if len(result.models) < 3:
+        return [render_table(result)]
+    first, (_, *models), (_, *found) = result.models[0], result.models, result.evaluations
+    return [
+        render_table(EvalResult((first, model), (result.evaluations[0], one), (difference,)))
+        for model, one, difference in zip(models, found, result.differences, strict=True)
+    ]
+
+
 def render_table(result: EvalResult) -> Table:
     """Metric, value with its 95 % interval and n for each model, then paired differences."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=_CAPTION)

@@ -99,7 +99,7 @@ def score_line(line: str, where: str, rules: RewardRules, judge: Judge | None) -
 
 def evaluate(args: list[str]) -> int:
     from rookworld.suites import EvalSettings, run_eval
-    from rookworld.tables import render_table
+    from rookworld.tables import render_tables
 
     models, rest = leading(args)
     settings = parse(EvalSettings, rest, command="rookworld eval", default=EvalSettings())
@@ -112,5 +112,6 @@ def evaluate(args: list[str]) -> int:
     if settings.json:
         print(json.dumps(result.to_json()))
     else:
-        show(render_table(result))
+        for table in render_tables(result):
+            show(table)
     return 0
