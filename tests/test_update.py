@@ -35,7 +35,6 @@ from tiny_training import relative, tiny_rows, tiny_settings, tiny_tokenizer
 pytestmark = pytest.mark.usefixtures("single_thread")
 
 K, KL_COEF = 3, 0.3
-COEFS = update.Coefs(KL_COEF)
 
 
 @pytest.fixture
@@ -111,6 +110,10 @@ def settings_of(tmp_path: Path, **changes: Any) -> TrainSettings:
     )
 
 
+def coefs_of(settings: TrainSettings) -> update.Coefs:
+    return update.Coefs(KL_COEF, settings.agreement_coef)
+
+
 def computed(
     groups: Sequence[Group], learner: Learner, settings: TrainSettings
 ) -> tuple[Gradient, list[Tensor], list[Micro]]:
@@ -126,7 +129,7 @@ def computed(
         assert any(micro.agreed is not None for micro in micros)
     totals = update.totals_of(micros, longest=20)
     assert totals is not None
-    found = update.gradient(micros, learner, totals, settings, COEFS)
+    found = update.gradient(micros, learner, totals, settings, coefs_of(settings))
     gradients = [p.grad.clone() for p in learner.parameters() if p.grad is not None]
     return found, gradients, micros
 
@@ -307,6 +310,7 @@ def worthless(group: Group) -> Group:
         *({"credit": "choices", "advantage_scale": name} for name in ("batch", "group")),
         {"credit": "choices", "kl_collect_cap": 0.5},
         {"agreement_coef": 2.0},
+        {"agreement_coef": 2.0, "agreement_first": 1.5, "credit": "choices", "agreement_tilt": 2.0},
         {"agreement_coef": 2.0, "kl_collect_cap": 0.5},
         *({"credit": "fields", "advantage_scale": name} for name in ("batch", "group")),
         *({"kl_type": name} for name in ("reverse", "symmetric", "k2", "k3", "k1_reward")),
@@ -328,7 +332,9 @@ def test_gradient_is_the_same_however_a_step_is_cut(
     cut, found, many = computed(groups, learner, cut_settings)
     assert len(few) < len(many) == len(groups)
     assert relative(found, expected) < 1e-6
-    assert cut.total(COEFS, cut_settings) == pytest.approx(whole.total(COEFS, whole_settings))
+    assert cut.total(coefs_of(cut_settings), cut_settings) == pytest.approx(
+        whole.total(coefs_of(whole_settings), whole_settings)
+    )
     assert cut.kl == pytest.approx(whole.kl)
     assert cut.entropy == pytest.approx(whole.entropy)
 

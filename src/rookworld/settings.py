@@ -74,9 +74,9 @@ TRAIN_BOUNDS = bounds_of(
         "a_format a_board a_flags a_reward a_whole lr lr_warmup_steps weight_decay "
         "kl_coef kl_coef_min kl_coef_max kl_warmup_steps kl_warmup_factor kl_divergence_threshold "
         "kl_collect_cap ref_sync_every ref_reset_kl advantage_std_floor advantage_clip value_coef "
-        "agreement_coef agreement_first entropy_coef flat_tries top_k reward_warmup_steps "
-        "score_workers max_recoveries entropy_floor eval_every eval_policy_rows "
-        "eval_environment_rows eval_mates sample_every",
+        "agreement_coef agreement_first agreement_tilt entropy_coef flat_tries top_k "
+        "reward_warmup_steps score_workers max_recoveries entropy_floor eval_every "
+        "eval_policy_rows eval_environment_rows eval_mates sample_every",
         # no end above: a ratio may be let go as far as one likes
         POSITIVE: "adam_eps agreement_power agreement_first_power clip_norm clip_range "
         "clip_range_high target_kl",
@@ -198,6 +198,9 @@ class TrainSettings(RewardWeights):
     lists, on average over the sides (the others count 1); 0: it is left to the rewards."""
     agreement_first_power: float = 1.0
     """How sharp that target is."""
+    agreement_tilt: float = 0.0
+    """How far that target leans towards what is worth more: shares × exp(this × advantage), for all
+    moves whose worth is known (--credit choices); 0: it knows nothing of rewards."""
     agreement_schedule: Literal["constant", "linear"] = "constant"
     """linear: --agreement-coef falls to 0 over the run, so that rewards have the last word."""
     gae: bool = False
@@ -338,6 +341,11 @@ class TrainSettings(RewardWeights):
         require(
             self.agreement_coef == 0 or not self.shard,
             "--agreement-coef has the reference write lists, which it cannot with --shard",
+        )
+        require(
+            self.agreement_tilt == 0 or (self.credit == "choices" and not self.gae),
+            "--agreement-tilt leans on what every move is worth: it needs --credit choices, and "
+            "no --gae",
         )
         require(
             self.agreement_coef == 0 or self.mix_env_ratio < 1,
