@@ -1,7 +1,8 @@
 """Ctrl-C and SIGTERM as a question that long work asks between its steps.
 
-Law: the first signal lets the step in progress end, so that it can be saved; a second one ends at
-once. The handlers found are put back, unless others have been set meanwhile.
+Law: the first signal lets the step in progress end, so that it can be saved; another one ends at
+once, unless it is the same request: `timeout` signals a process and then its group. The handlers
+found are put back, unless others have been set meanwhile.
 """
 
 from __future__ import annotations
@@ -9,7 +10,11 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 from types import FrameType
+
+ONE_REQUEST_S = 1.0
+"""Signals so close to the first are no second request."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -19,12 +24,12 @@ class Interrupted(KeyboardInterrupt):
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
     """A function that says whether somebody has asked to stop."""
-    asked: list[int] = []
+    asked: list[float] = []
 
     def ask(number: int, frame: FrameType | None) -> None:
-        if asked:
+        asked.append(monotonic())
+        if asked[-1] - asked[0] > ONE_REQUEST_S:
             raise KeyboardInterrupt
-        asked.append(number)
 
     kept = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -1,0 +1,38 @@
+"""Asked to stop: once, twice by one request, and twice by somebody who will not wait."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from rookworld import interruption
+from rookworld.interruption import interruptible
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_one_request_may_come_as_two_signals(second: signal.Signals) -> None:
+    """`timeout` signals the process and then its group; Slurm and wrappers do likewise."""
+    with interruptible() as asked:
+        assert not asked()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert asked()
+        os.kill(os.getpid(), second)
+        assert asked()
+
+
+def test_somebody_who_asks_again_later_is_obeyed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 10.0
+    monkeypatch.setattr(interruption, "monotonic", lambda: now)
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        os.kill(os.getpid(), signal.SIGINT)
+        now += interruption.ONE_REQUEST_S + 0.01
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_handlers_are_put_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with interruptible():
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
