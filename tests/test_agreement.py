@@ -24,8 +24,7 @@ from rookworld.agreement import (
 )
 from rookworld.errors import ConfigError
 from rookworld.groups import Answers, Group, Prompt
-from rookworld.grpo.agreement import Agreed, agreement_kl, continued, leaning, sharpened
-from rookworld.grpo.choices import KnownWorths
+from rookworld.grpo.agreement import Agreed, agreement_kl, continued, sharpened
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.packs import pack, packed
 from rookworld.rollout import Prompts
@@ -72,30 +71,6 @@ def test_where_a_list_should_end_its_end_is_the_target() -> None:
     found = agreed([[1, 1], [1, 3]], ends=1).target().exp()
     assert found[1].tolist() == [0, 0, 0, 0, 0, 1]
     assert torch.equal(found[0], agreed([[1, 1]]).target().exp()[0])
-
-
-def test_a_target_leans_towards_what_is_worth_more() -> None:
-    """It is where learning with a KL to the plain target would end; rows may have no choice."""
-    known = KnownWorths(
-        rows=torch.tensor([7, 1]),
-        ids=torch.tensor([[1, 2, 3], [2, 4, 0]]),
-        worths=torch.tensor([[9.0, 9.0, 9.0], [1.0, -0.5, 0.0]]),
-    )
-    plain = agreed([[1, 1], [1, 3]])
-    told = replace(plain, leaning=leaning(plain.rows, known, by=2.0, count=8))
-    target, before = told.target().exp(), plain.target().exp()
-    assert torch.equal(target[0], before[0])
-    by_hand = before[1] * torch.tensor([1.0, 1.0, math.exp(2.0), 1.0, math.exp(-1.0), 1.0])
-    assert torch.allclose(target[1], by_hand / by_hand.sum(), atol=1e-6)
-    worths = torch.tensor([0.0, 0.0, 1.0, 0.0, -0.5, 0.0])
-
-    def held(policy: Tensor) -> float:
-        kl = torch.special.xlogy(policy, policy) - torch.special.xlogy(policy, before[1])
-        return float((policy * worths).sum() - kl.nan_to_num(0.0).sum() / 2.0)
-
-    for share in torch.linspace(0.01, 0.99, 50):
-        other = torch.tensor([0.0, 0.0, float(share), 0.0, 1 - float(share), 0.0])
-        assert held(other) <= held(target[1]) + 1e-6
 
 
 def test_the_distance_is_that_by_enumeration_and_has_its_gradient() -> None:
@@ -161,7 +136,11 @@ def test_views_are_the_same_question_from_all_sides() -> None:
 
 @pytest.fixture
 def settings(warm_folder: Path, tmp_path: Path) -> TrainSettings:
-    return tiny_settings(warm_folder, tmp_path / "run", agreement_coef=1.0)
+    """What lists go on with alone."""
+    run = tmp_path / "run"
+    return tiny_settings(
+        warm_folder, run, agreement_coef=1.0, agreement_lists=2, agreement_first=0.0
+    )
 
 
 def test_what_is_found_from_another_side_is_told_in_the_words_of_this_one(
@@ -326,29 +305,6 @@ def test_what_was_found_while_answers_were_scored_is_used(
         assert torch.allclose(here.scores, there.scores, atol=1e-6)
 
 
-def test_rewards_have_a_say_where_they_are_known(settings: TrainSettings) -> None:
-    """A target that leans holds more of what is worth most; the answers are the same."""
-    by_choice = replace(settings, credit="choices", agreement_first=1.0)
-    worth = []
-    for tilt in (0.0, 2.0):
-        told = replace(by_choice, agreement_tilt=tilt)
-        state = new_state(told, tiny_rows(), torch.device("cpu"))
-        collected = gather(state, told, None, Clock(torch.device("cpu")))
-        micros, _ = prepared(state, collected, told, 0.1)
-        total = 0.0
-        for micro in micros:
-            if micro.agreed is None or micro.choices is None:
-                continue
-            target, mine = micro.agreed.target().exp(), micro.agreed.rows.tolist()
-            rows = micro.choices.rows.tolist()
-            for at, row in enumerate(rows):
-                if row in mine:
-                    held = target[mine.index(row)][micro.choices.ids[at]]
-                    total += float((held * micro.choices.worths[at]).sum())
-        worth.append(total)
-    assert worth[1] > worth[0] + 0.1
-
-
 def nothing_missing(prompts: list[Prompt], *rest: Any) -> dict[int, Tensor]:
     assert not prompts
     return {}
@@ -375,6 +331,7 @@ def test_a_run_comes_nearer_to_what_its_reference_agrees_on(
         warm_folder,
         tmp_path / "run",
         agreement_coef=3.0,
+        agreement_schedule="constant",
         steps=40,
         batch_size=4,
         kl_divergence_threshold=0.0,
@@ -411,13 +368,6 @@ def test_what_cannot_agree_is_refused(
     tiny_settings(tiny_folder, tmp_path, **changes)
     with pytest.raises(ConfigError, match=said):
         tiny_settings(tiny_folder, tmp_path, agreement_coef=0.1, **changes)
-
-
-def test_a_tilt_needs_to_know_what_moves_are_worth(tiny_folder: Path, tmp_path: Path) -> None:
-    tiny_settings(tiny_folder, tmp_path, agreement_tilt=1.0, credit="choices")
-    for other in ("outlook", "auto"):
-        with pytest.raises(ConfigError, match="it needs --credit choices"):
-            tiny_settings(tiny_folder, tmp_path, agreement_tilt=1.0, credit=other)
 
 
 def test_moves_in_pieces_are_refused(settings: TrainSettings) -> None:

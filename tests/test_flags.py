@@ -310,7 +310,7 @@ ELSEWHERE = """
 model data held_out out resume dry_run eval_policy_rows eval_environment_rows eval_mates judge
 engine nodes log_dir wandb device recompute graphs compile shard reward_warmup_steps backend
 trl_phase_steps agreement_lists agreement_power agreement_first agreement_first_power
-agreement_tilt agreement_schedule
+agreement_schedule
 """
 """Fields that the tests below, or those of resuming and of the commands, look after."""
 

@@ -310,7 +310,7 @@ def worthless(group: Group) -> Group:
         *({"credit": "choices", "advantage_scale": name} for name in ("batch", "group")),
         {"credit": "choices", "kl_collect_cap": 0.5},
         {"agreement_coef": 2.0},
-        {"agreement_coef": 2.0, "agreement_first": 1.5, "credit": "choices", "agreement_tilt": 2.0},
+        {"agreement_coef": 2.0, "agreement_first": 0.0},
         {"agreement_coef": 2.0, "kl_collect_cap": 0.5},
         *({"credit": "fields", "advantage_scale": name} for name in ("batch", "group")),
         *({"kl_type": name} for name in ("reverse", "symmetric", "k2", "k3", "k1_reward")),

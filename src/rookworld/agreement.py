@@ -4,13 +4,13 @@ The reference writes a few lists of moves for each analysis prompt and for its i
 exchanged and, where nobody may castle, left and right exchanged. It answers them differently, and
 what its answers share is better than each. Laws: lists are drawn by (seed, step, prompt), so they
 depend neither on how a step is cut nor on the number of ranks; the rules are asked which moves are
-legal, labels are not looked at (but with `--agreement-tilt` the rewards have a say).
+legal, labels are not looked at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rookworld.groups import Prompt
-from rookworld.grpo.agreement import Agreed, continued, leaning, sharpened
+from rookworld.grpo.agreement import Agreed, continued, sharpened
 from rookworld.model.batch import rounded_up
 from rookworld.model.precision import matrices_in, passes_in
 from rookworld.model.sampling import Sampling, sample
@@ -212,12 +212,7 @@ def set_agreed(
     shares = known | agreed_shares(missing, learner, tokenizer, settings, step)
     for micro in micros:
         found = [shares.get(group.prompt.key) for group in micro.groups]
-        agreed = agreed_rows(micro.pack, found, tokenizer, settings)
-        if agreed is not None and micro.choices is not None and settings.agreement_tilt > 0:
-            by, count = settings.agreement_tilt, len(micro.old_logp)
-            tilt = leaning(agreed.rows, micro.choices, by, count)
-            agreed = replace(agreed, leaning=tilt)
-        micro.agreed = agreed
+        micro.agreed = agreed_rows(micro.pack, found, tokenizer, settings)
 
 
 def agreed_rows(

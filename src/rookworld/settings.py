@@ -74,7 +74,7 @@ TRAIN_BOUNDS = bounds_of(
         "a_format a_board a_flags a_reward a_whole lr lr_warmup_steps weight_decay "
         "kl_coef kl_coef_min kl_coef_max kl_warmup_steps kl_warmup_factor kl_divergence_threshold "
         "kl_collect_cap ref_sync_every ref_reset_kl advantage_std_floor advantage_clip value_coef "
-        "agreement_coef agreement_first agreement_tilt entropy_coef flat_tries top_k "
+        "agreement_coef agreement_first entropy_coef flat_tries top_k "
         "reward_warmup_steps score_workers max_recoveries entropy_floor eval_every "
         "eval_policy_rows eval_environment_rows eval_mates sample_every",
         # no end above: a ratio may be let go as far as one likes
@@ -188,20 +188,17 @@ class TrainSettings(RewardWeights):
     agreement_coef: float = 0.0
     """Pull the moves that a list goes on with towards what the reference's lists agree on, which is
     better than each of them and needs no label (chess tokenizer only); 0: not."""
-    agreement_lists: int = 2
+    agreement_lists: int = 4
     """Lists that the reference writes for each side of a position: two sides, and where nobody may
     castle four."""
     agreement_power: float = 3.0
     """How sharp that target is: shares of the lists to this power."""
-    agreement_first: float = 0.0
+    agreement_first: float = 1.0
     """How much the first move counts in it, whose target is what stands first in the reference's
     lists, on average over the sides (the others count 1); 0: it is left to the rewards."""
     agreement_first_power: float = 1.0
     """How sharp that target is."""
-    agreement_tilt: float = 0.0
-    """How far that target leans towards what is worth more: shares × exp(this × advantage), for all
-    moves whose worth is known (--credit choices); 0: it knows nothing of rewards."""
-    agreement_schedule: Literal["constant", "linear"] = "constant"
+    agreement_schedule: Literal["constant", "linear"] = "linear"
     """linear: --agreement-coef falls to 0 over the run, so that rewards have the last word."""
     gae: bool = False
     """Token-level advantages by a value head, in place of the baseline."""
@@ -341,11 +338,6 @@ class TrainSettings(RewardWeights):
         require(
             self.agreement_coef == 0 or not self.shard,
             "--agreement-coef has the reference write lists, which it cannot with --shard",
-        )
-        require(
-            self.agreement_tilt == 0 or (self.credit == "choices" and not self.gae),
-            "--agreement-tilt leans on what every move is worth: it needs --credit choices, and "
-            "no --gae",
         )
         require(
             self.agreement_coef == 0 or self.mix_env_ratio < 1,

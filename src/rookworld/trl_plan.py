@@ -25,7 +25,7 @@ FIXED = (
     *("gae", "gamma", "gae_lambda", "value_coef", "kl_collect_cap", "ref_reset_kl", "ref_device"),
     *("recovery_lr_factor", "max_recoveries", "recompute", "compile", "shard", "score_workers"),
     *("graphs", "agreement_coef", "agreement_lists", "agreement_power"),
-    *("agreement_first", "agreement_first_power", "agreement_tilt", "agreement_schedule"),
+    *("agreement_first", "agreement_first_power", "agreement_schedule"),
 )
 """Settings that GRPOTrainer has nothing for; they must keep their defaults."""
 KL_TYPES = ("forward", "k3")

@@ -5,8 +5,8 @@ hold between them is better than any of them. Where a list goes on, its target i
 thing stands in the frozen model's lists, sharpened, less what this list has named already.
 The first thing of a list is not what is safe to name but what is best, so its target is how often
 each stands first. Laws: the target is that by enumeration; no gradient reaches the lists; where
-nothing is left to name the target is the end of the list. Where the worth of things is known, a
-target can lean towards the better ones: by as much as learning with a KL to it would end up at.
+nothing is left to name the target is the end of the list. Left out: targets that lean towards what
+rewards know, which taught nothing more (docs/experiments.md).
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from rookworld.grpo.choices import KnownWorths
 
 
 @dataclass(frozen=True)
@@ -39,15 +37,10 @@ class Agreed:
     """[n] whether the list should have ended here."""
     end: int
     """The id that ends a list."""
-    leaning: KnownWorths | None = None
-    """What the target leans towards: of these, in the order of `rows`, `rows` is not read."""
 
     def target(self) -> Tensor:
         """[n, vocabulary] how each row should go on; log-probabilities."""
-        scores = self.scores[self.lists]
-        if self.leaning is not None:
-            scores = scores.scatter_add(1, self.leaning.ids, self.leaning.worths)
-        scores = scores.scatter(1, self.named, -torch.inf)
+        scores = self.scores[self.lists].scatter(1, self.named, -torch.inf)
         over = torch.full_like(scores[:1], -torch.inf)
         over[:, self.end] = 0.0
         return torch.where(self.ends[:, None], over, scores).log_softmax(-1)
@@ -57,20 +50,6 @@ def sharpened(shares: Tensor, power: float) -> Tensor:
     """Scores of a target that is proportional to `shares` to that power."""
     # not 0, whose logarithm is no number to multiply; so small a share is never the target
     return power * shares.clamp_min(1e-30).log()
-
-
-def leaning(rows: Tensor, choices: KnownWorths, by: float, count: int) -> KnownWorths:
-    """The worths of `choices` at `rows` of the `count` of a pass, times `by`; 0 without a choice.
-
-    A target p leaning by t towards worths w is p·exp(t·w) / Z, at which E[w] - KL(π ‖ p) / t is
-    greatest.
-    """
-    where = torch.full((count,), -1, device=rows.device)
-    where[choices.rows] = torch.arange(len(choices.rows), device=rows.device)
-    found = where[rows]
-    at = found.clamp_min(0)
-    worths = torch.where((found >= 0)[:, None], by * choices.worths[at], 0.0)
-    return KnownWorths(rows, choices.ids[at], worths)
 
 
 def continued(
