@@ -76,7 +76,7 @@ def gradients(state: State, collected: Collected, settings: TrainSettings) -> di
     credit.set_advantages(micros, learner, settings, state.running, None, 0.0)
     totals = update.totals_of(micros, max(micro.pack.width for micro in micros))
     assert totals is not None
-    update.gradient(micros, learner, totals, settings, update.Coefs(0.0))
+    update.gradient(micros, learner, totals, settings, update.Coefs(kl=0.0, agreement=0.0))
     named = learner.model.named_parameters()
     return {name: weight.grad.clone() for name, weight in named if weight.grad is not None}
 

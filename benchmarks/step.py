@@ -103,7 +103,9 @@ def measured_alone(
 
     def learn() -> None:
         passes.prepare(groups, state.learner, settings, state.tokenizer.eos)
-        update.gradient(micros, state.learner, totals, settings, update.Coefs(0.02))
+        update.gradient(
+            micros, state.learner, totals, settings, update.Coefs(kl=0.02, agreement=0.0)
+        )
         state.learner.model.zero_grad(set_to_none=True)
 
     named: dict[str, Callable[[], None]] = {

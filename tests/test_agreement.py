@@ -49,7 +49,7 @@ def agreed(named: list[list[int]], power: float = 2.0, ends: int = 99) -> Agreed
     rows = torch.arange(len(named))
     return Agreed(
         rows=rows,
-        lists=torch.zeros_like(rows),
+        lines=torch.zeros_like(rows),
         named=torch.tensor(named),
         scores=sharpened(SHARES, power),
         weights=torch.ones(len(rows)),
@@ -99,7 +99,7 @@ def test_lists_go_on_as_long_as_there_are_moves() -> None:
     counts = torch.tensor([5, 5, 3, 5, 0])
     sequences = torch.arange(5).repeat_interleave(7)
     places = torch.arange(7).repeat(5)
-    rows, named, ends = continued(tokens, sequences, places, moves, counts, end=0)
+    rows, named, ends = continued(tokens, sequences, places, moves, counts, end=0, since=1)
     assert [(row // 7, row % 7) for row in rows.tolist()] == [
         *((0, place) for place in (1, 2, 3, 4)),
         *((1, place) for place in (1, 2)),  # the token that ended it should have been a move
@@ -173,19 +173,24 @@ def test_what_is_found_from_another_side_is_told_in_the_words_of_this_one(
 
 
 @torch.no_grad()
-def test_the_first_move_is_what_stands_first_from_all_sides(settings: TrainSettings) -> None:
-    """By hand: the mean over the sides of the reference's own distribution, of legal moves."""
+def test_shares_are_the_mean_over_sides_and_lists(settings: TrainSettings) -> None:
+    """By hand, list by list: what the reference might have put first, and anywhere."""
     learner = new_learner(Path(settings.model), settings, torch.device("cpu"))
-    first = agreed_shares([asked(CASTLED)], learner, TOKENIZER, settings, step=0)[3][0]
+    found = agreed_shares([asked(CASTLED)], learner, TOKENIZER, settings, step=0)[3]
     seen, names = views([asked(CASTLED)], TOKENIZER), torch.from_numpy(called(TOKENIZER))
-    by_hand = torch.zeros(TOKENIZER.vocab_size)
-    for ids, head, side in zip(seen.ids, seen.heads, seen.sides, strict=True):
-        hidden = learner.reference(torch.from_numpy(ids[None, :head]))
-        shares = learner.reference.logits(hidden)[0, -1].softmax(-1)
-        by_hand += shares[: TOKENIZER.vocab_size][names[side]] / SIDES
+    lists, lengths = written(seen, [3] * SIDES, learner, TOKENIZER, settings, 0)
+    by_hand = torch.zeros(2, TOKENIZER.vocab_size)
+    for view in range(SIDES):
+        head = int(seen.heads[view])
+        for tokens, length in zip(lists[view], lengths[view].tolist(), strict=True):
+            ids = torch.cat((torch.from_numpy(seen.ids[view, :head]), tokens[: length - 1]))
+            shares = learner.reference.logits(learner.reference(ids[None]))[0, head - 1 :]
+            mine = shares.softmax(-1)[:, names[seen.sides[view]]]
+            by_hand += torch.stack((mine[0], mine.sum(0))) / (SIDES * lists.shape[1])
     legal = [TOKENIZER.token(f" {move}") for move in legal_moves(CASTLED)]
-    assert torch.allclose(first[legal], by_hand[legal], atol=1e-5)
-    assert int((first > 0).sum()) == len(legal)
+    assert torch.allclose(found[:, legal], by_hand[:, legal], atol=1e-5)
+    assert not torch.allclose(found[0], found[1], atol=1e-3)
+    assert (found > 0).sum(1).tolist() == [len(legal)] * 2
 
 
 @pytest.mark.parametrize(
@@ -226,6 +231,10 @@ def test_a_list_is_told_to_end_when_every_move_is_named(
     assert found.weights.tolist() == [2, 1, 1, 1, 1]
     roots = shares[0].sqrt()
     assert torch.allclose(found.target()[0].exp(), roots / roots.sum(), atol=1e-5)
+    if moves > 1:
+        cubes = shares[1] ** 3
+        cubes[tokens[0, 0]] = 0
+        assert torch.allclose(found.target()[1].exp(), cubes / cubes.sum(), atol=1e-5)
 
 
 def drawn(settings: TrainSettings) -> list[Prompt]:

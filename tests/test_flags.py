@@ -183,7 +183,7 @@ def first_step(flags: str, model: Path) -> tuple[State, TrainSettings]:
     credit.set_advantages(micros, state.learner, settings, state.running, None, 0.1)
     totals = update.totals_of(micros, 8)
     assert totals is not None
-    update.gradient(micros, state.learner, totals, settings, update.Coefs(0.1))
+    update.gradient(micros, state.learner, totals, settings, update.Coefs(kl=0.1, agreement=0.0))
     return state, settings
 
 

@@ -12,8 +12,11 @@ from rookworld.interruption import interruptible
 
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
-def test_one_request_may_come_as_two_signals(second: signal.Signals) -> None:
-    """`timeout` signals the process and then its group; Slurm and wrappers do likewise."""
+def test_one_request_may_come_as_two_signals(
+    second: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`timeout` signals the process and then its group."""
+    monkeypatch.setattr(interruption, "monotonic", lambda: 10.0)
     with interruptible() as asked:
         assert not asked()
         os.kill(os.getpid(), signal.SIGINT)
@@ -36,3 +39,13 @@ def test_handlers_are_put_back() -> None:
     with interruptible():
         assert signal.getsignal(signal.SIGTERM) is not before
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_handlers_that_others_have_set_stay() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with interruptible():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)

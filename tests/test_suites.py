@@ -116,6 +116,14 @@ def test_many_models_are_shown_two_at_a_time(folder: Path) -> None:
     text = console.export_text()
     assert text.count("[0.0, 65.8]") >= 4
     assert "…" not in text
+    heads = [[str(column.header) for column in table.columns] for table in tables]
+    assert [(head[1], head[2]) for head in heads] == [
+        tuple("/".join(Path(model).parts[-2:]) for model in (models[0], other))
+        for other in models[1:]
+    ]
+    pair = render_table(run_eval([models[0], models[3]], settings(folder)))
+    shown = [[list(column.cells) for column in one.columns] for one in (tables[2], pair)]
+    assert shown[0] == shown[1]
 
 
 def test_a_model_against_itself_differs_nowhere(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
@@ -291,7 +292,7 @@ def test_choices_of_answers_beyond_the_cap_teach_nothing(
         micro.kept = torch.zeros(micro.pack.count, dtype=torch.bool)
     for parameter in learner.parameters():
         parameter.grad = None
-    update.gradient(micros, learner, totals, settings, update.Coefs(0.0))
+    update.gradient(micros, learner, totals, settings, update.Coefs(kl=0.0, agreement=0.0))
     assert not any(p.grad.any() for p in learner.model.parameters() if p.grad is not None)
 
 
@@ -337,6 +338,21 @@ def test_gradient_is_the_same_however_a_step_is_cut(
     )
     assert cut.kl == pytest.approx(whole.kl)
     assert cut.entropy == pytest.approx(whole.entropy)
+
+
+def test_the_weight_of_agreement_is_that_of_the_step(
+    learner: Learner, groups: list[Group], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that of the settings: it falls over a run."""
+    settings = settings_of(tmp_path, agreement_coef=2.0)
+    found = []
+    for weight in (0.0, 0.5, 1.0):
+        coefs = update.Coefs(KL_COEF, weight)
+        monkeypatch.setattr(sys.modules[__name__], "coefs_of", lambda settings, now=coefs: now)
+        found.append(computed(groups, learner, settings)[1])
+    mean = [(none + whole) / 2 for none, whole in zip(found[0], found[2], strict=True)]
+    assert relative(found[1], mean) < 1e-5
+    assert relative(found[0], mean) > 1e-2
 
 
 def test_value_head_never_touches_the_policys_gradient(

@@ -240,7 +240,7 @@ def agreed_rows(
     later = sharpened(table[:, 1], settings.agreement_power)
     return Agreed(
         rows=rows,
-        lists=2 * (lined.sequences[rows] // lined.answers) + behind,
+        lines=2 * (lined.sequences[rows] // lined.answers) + behind,
         named=named,
         scores=torch.stack((first, later), 1).flatten(0, 1),
         weights=torch.where(behind, 1.0, settings.agreement_first),

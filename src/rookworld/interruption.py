@@ -14,7 +14,7 @@ from time import monotonic
 from types import FrameType
 
 ONE_REQUEST_S = 1.0
-"""Signals so close to the first are no second request."""
+"""Signals that Python sees so close to the first are no second request."""
 
 
 class Interrupted(KeyboardInterrupt):

@@ -73,7 +73,10 @@ PANELS = (
         ),
     ),
     Panel(
-        title="KL weight", metrics=("kl/coef",), smooth=False, help="Weight of the KL in the loss."
+        title="KL weight",
+        metrics=("kl/coef", "agreement/coef"),
+        smooth=False,
+        help="Weight of the KL in the loss, and of agreement where it is asked for.",
     ),
     Panel(
         title="Entropy",

@@ -186,8 +186,8 @@ class TrainSettings(RewardWeights):
     the same, and where a move is listed every move is paid, not only the one that was drawn;
     `auto`, by choices where tokenizer, loss and KL allow it, else by fields."""
     agreement_coef: float = 0.0
-    """Pull the moves that a list goes on with towards what the reference's lists agree on, which is
-    better than each of them and needs no label (chess tokenizer only); 0: not."""
+    """Pull the moves of a list towards what the reference's lists agree on, which is better than
+    each of them and needs no label (chess tokenizer only); 0: not."""
     agreement_lists: int = 4
     """Lists that the reference writes for each side of a position: two sides, and where nobody may
     castle four."""

@@ -40,7 +40,7 @@ class Coefs:
     """What parts of the objective weigh at this step."""
 
     kl: float
-    agreement: float = 0.0
+    agreement: float
 
 
 @dataclass(frozen=True)

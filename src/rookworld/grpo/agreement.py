@@ -24,13 +24,13 @@ class Agreed:
 
     rows: Tensor
     """[n] which of the pass's rows."""
-    lists: Tensor
+    lines: Tensor
     """[n] the line of `scores` a row belongs to."""
     named: Tensor
-    """[n, names] what the row's list held before; one id may stand there twice."""
+    """[n, names] what the row's list held before, filled up with `end`."""
     scores: Tensor
-    """[lists, vocabulary] logarithms of how often each id is in the frozen model's lists, times how
-    sharp the target is to be."""
+    """[lines, vocabulary] logarithms of how often each id may be there in the frozen model's lists,
+    times how sharp the target is to be; -inf: it must not be."""
     weights: Tensor
     """[n] how much a row counts."""
     ends: Tensor
@@ -40,7 +40,7 @@ class Agreed:
 
     def target(self) -> Tensor:
         """[n, vocabulary] how each row should go on; log-probabilities."""
-        scores = self.scores[self.lists].scatter(1, self.named, -torch.inf)
+        scores = self.scores[self.lines].scatter(1, self.named, -torch.inf)
         over = torch.full_like(scores[:1], -torch.inf)
         over[:, self.end] = 0.0
         return torch.where(self.ends[:, None], over, scores).log_softmax(-1)
@@ -48,8 +48,7 @@ class Agreed:
 
 def sharpened(shares: Tensor, power: float) -> Tensor:
     """Scores of a target that is proportional to `shares` to that power."""
-    # not 0, whose logarithm is no number to multiply; so small a share is never the target
-    return power * shares.clamp_min(1e-30).log()
+    return torch.where(shares > 0, power * shares.log(), -torch.inf)
 
 
 def continued(
@@ -59,7 +58,7 @@ def continued(
     listable: Tensor,
     counts: Tensor,
     end: int,
-    since: int = 1,
+    since: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rows of a list from place `since` on, what it holds before them, and where it should end.
 

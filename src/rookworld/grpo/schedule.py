@@ -1,4 +1,4 @@
-"""What changes with the step alone: learning rate and warm-ups.
+"""What changes with the step alone: learning rate, warm-ups, what falls away.
 
 Law: a schedule is a function of numbers, so a resumed run is at the same point as one that never
 stopped. Steps count from 0. Left out: restarts, per-group rates.
@@ -45,8 +45,8 @@ def ramp(step: int, warmup_steps: int) -> float:
 
 
 def falling(step: int, steps: int) -> float:
-    """A straight line from 1 at the first step to nothing behind the last."""
-    return max(0.0, 1.0 - step / steps)
+    """A straight line from 1 at the first step to nothing behind the last; a rate keeps a share."""
+    return 1.0 - step / steps
 
 
 def lr_multiplier(name: str, step: int, steps: int, warmup_steps: int = 0) -> float:
