@@ -6,7 +6,7 @@ thing stands in the frozen model's lists, sharpened, less what this list has nam
 The first thing of a list is not what is safe to name but what is best, so its target is how often
 each stands first. Laws: the target is that by enumeration; no gradient reaches the lists; where
 nothing is left to name the target is the end of the list. Left out: targets that lean towards what
-rewards know, which taught nothing more (docs/experiments.md).
+rewards know, which were no better in short runs (docs/experiments.md).
 """
 
 from __future__ import annotations
