@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from rookworld.model.muon import StackedMuon
+from rookworld.model.gpt2 import GPT2, GPT2Config
+from rookworld.model.muon import StackedMuon, as_muon_sees
 
 SHAPES = [(8, 8), (8, 8), (32, 8), (8, 32), (8, 8)]
 
@@ -39,3 +40,18 @@ def test_a_matrix_without_gradient_stays() -> None:
     moving.grad = torch.eye(4)
     StackedMuon([still, moving], adjust_lr_fn="match_rms_adamw").step()
     assert torch.equal(still, torch.ones(4, 4)) and not torch.equal(moving, torch.ones(4, 4))
+
+
+def test_query_key_and_value_are_three_matrices_in_one_weight() -> None:
+    model = GPT2(GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=2, n_head=2))
+    groups = as_muon_sees(model.named_parameters())
+    fused = [group["params"] for group in groups if group["parts"] == 3]
+    assert fused == [[block.get_parameter("attn.c_attn.weight") for block in model.h]]
+    whole = nn.Parameter(torch.randn(24, 8, generator=torch.manual_seed(1)))
+    thirds = [nn.Parameter(third.clone()) for third in whole.detach().chunk(3)]
+    whole.grad = torch.randn(24, 8, generator=torch.manual_seed(2))
+    for third, gradient in zip(thirds, whole.grad.chunk(3), strict=True):
+        third.grad = gradient
+    StackedMuon([{"params": [whole], "parts": 3}], adjust_lr_fn="match_rms_adamw").step()
+    StackedMuon(thirds, adjust_lr_fn="match_rms_adamw").step()
+    assert torch.equal(whole, torch.cat([*thirds]))

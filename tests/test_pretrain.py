@@ -255,14 +255,14 @@ def test_the_rate_rises_then_falls_to_its_share() -> None:
     assert factors[55] == pytest.approx(0.55, abs=0.01)
 
 
-def test_muon_sees_query_key_and_value_apart(tokenizer: Tokenizer) -> None:
+def test_muon_has_the_matrices_of_blocks_and_adam_the_rest(tokenizer: Tokenizer) -> None:
     state = pretrain.new_state(TINY, tokenizer, torch.device("cpu"))
-    names = [tuple(view.shape) for view, _, _ in state.matrices]
-    assert names.count((32, 32)) == 2 * 4
-    view, weight, rows = state.matrices[0]
-    with torch.no_grad():
-        view.fill_(7.0)
-    assert bool((weight[rows] == 7.0).all())
+    adam, muon = (
+        {weight for group in optimizer.param_groups for weight in group["params"]}
+        for optimizer in state.optimizers
+    )
+    assert muon == {w for w in state.model.h.parameters() if w.ndim == 2}
+    assert adam == set(state.model.parameters()) - muon
 
 
 def test_a_loss_that_is_not_a_number_stops_with_a_reason() -> None:

@@ -33,7 +33,7 @@ from rookworld.config import resolved
 from rookworld.errors import ConfigError, Diverged
 from rookworld.interruption import Interrupted, interruptible
 from rookworld.model.gpt2 import GPT2, GPT2Config
-from rookworld.model.muon import StackedMuon
+from rookworld.model.muon import StackedMuon, as_muon_sees
 from rookworld.model.precision import passes_in
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
@@ -56,8 +56,6 @@ class State:
     model: GPT2
     tokenizer: Tokenizer
     optimizers: list[torch.optim.Optimizer]
-    matrices: list[tuple[nn.Parameter, nn.Parameter, slice]]
-    """Block matrices as Muon sees them: (view, parameter, rows of it)."""
     step: int = 0
 
 
@@ -125,8 +123,7 @@ def new_state(settings: PretrainSettings, tokenizer: Tokenizer, device: torch.de
             n_head=settings.n_head,
         )
         model = GPT2(shape).init_weights(settings.seed).to(device)
-    optimizers, matrices = make_optimizers(model, settings)
-    return State(model, tokenizer, optimizers, matrices)
+    return State(model, tokenizer, make_optimizers(model, settings))
 
 
 def as_started(settings: PretrainSettings, model: GPT2, tokenizer: Tokenizer) -> PretrainSettings:
@@ -150,19 +147,11 @@ def as_started(settings: PretrainSettings, model: GPT2, tokenizer: Tokenizer) ->
     return replace(settings, tokenizer=settings.model, **own)
 
 
-def make_optimizers(
-    model: GPT2, settings: PretrainSettings
-) -> tuple[list[torch.optim.Optimizer], list[tuple[nn.Parameter, nn.Parameter, slice]]]:
-    """Muon for block matrices (query, key and value apart) and AdamW for the rest, or AdamW."""
-    matrices = [
-        (nn.Parameter(weight.data[rows]), weight, rows)
-        for name, weight in model.named_parameters()
-        if settings.optimizer == "muon" and name.startswith("h.") and weight.ndim == 2
-        for rows in _thirds(name, weight)
-    ]
-    taken = {id(weight) for _, weight, _ in matrices}
-    rest = [weight for weight in model.parameters() if id(weight) not in taken]
-    fused = model.device.type == "cuda"
+def make_optimizers(model: GPT2, settings: PretrainSettings) -> list[torch.optim.Optimizer]:
+    """AdamW, and Muon for block matrices if it is asked for."""
+    matrices = as_muon_sees(model.named_parameters()) if settings.optimizer == "muon" else []
+    taken = {weight for group in matrices for weight in group["params"]}
+    rest = [weight for weight in model.parameters() if weight not in taken]
     adam = torch.optim.AdamW(
         [
             {"params": [w for w in rest if w.ndim == 2], "weight_decay": settings.weight_decay},
@@ -170,25 +159,17 @@ def make_optimizers(
         ],
         lr=settings.lr_other,
         betas=(0.9, 0.95),
-        fused=fused,
+        fused=model.device.type == "cuda",
     )
     if not matrices:
-        return [adam], []
+        return [adam]
     muon = StackedMuon(
-        [view for view, _, _ in matrices],
+        matrices,
         lr=settings.lr,
         weight_decay=settings.weight_decay,
         adjust_lr_fn="match_rms_adamw",
     )
-    return [adam, muon], matrices
-
-
-def _thirds(name: str, weight: Tensor) -> list[slice]:
-    """Rows that are one matrix: three for the fused query, key and value."""
-    if not name.endswith("c_attn.weight"):
-        return [slice(0, weight.shape[0])]
-    width = weight.shape[1]
-    return [slice(start, start + width) for start in range(0, 3 * width, width)]
+    return [adam, muon]
 
 
 def set_rates(state: State, settings: PretrainSettings) -> None:
@@ -236,8 +217,6 @@ def update(
     parameters = [p for p in state.model.parameters() if p.grad is not None]
     distributed.sum_gradients(parameters)
     norm = scale_gradients(parameters, sums[1], settings.clip_norm)
-    for view, weight, rows in state.matrices:
-        view.grad = None if weight.grad is None else weight.grad[rows]
     for optimizer in state.optimizers:
         optimizer.step()
     state.model.zero_grad(set_to_none=True)
@@ -382,7 +361,6 @@ def resume(state: State, run: Run, settings: PretrainSettings, say: Say) -> None
     checkpoint = load_checkpoint(newest)
     refuse_another_kind(checkpoint, "pretrain", state.model)
     saved = load_model(str(newest), state.model.device)
-    # in place, since Muon's views share the storage of the parameters
     with torch.no_grad():
         for mine, theirs in zip(state.model.parameters(), saved.parameters(), strict=True):
             mine.copy_(theirs)

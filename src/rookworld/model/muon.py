@@ -2,17 +2,20 @@
 
 Law: the same update as `torch.optim.Muon`, up to the order of additions, and the same state, so a
 checkpoint of one continues with the other. A small model's step was bound by the host: 36 matrices
-took 1,300 launches one by one, and take about 80 stacked by shape. Left out: closures.
+took 1,300 launches one by one, and take about 80 stacked by shape. A weight that is several
+matrices one below the other, as GPT-2's query, key and value are, is updated as those (`parts`).
+Left out: closures.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class StackedMuon(torch.optim.Muon):
@@ -36,13 +39,14 @@ class StackedMuon(torch.optim.Muon):
         wanted: Any = momenta
         if group["nesterov"]:
             wanted = torch._foreach_lerp(gradients, momenta, group["momentum"])
-        updates = orthogonalised(
-            torch.stack(wanted), group["ns_coefficients"], group["ns_steps"], group["eps"]
-        )
+        stacked = torch.stack(wanted)
+        parts = stacked.view(len(stacked) * group.get("parts", 1), -1, stacked.shape[2])
+        updates = orthogonalised(parts, group["ns_coefficients"], group["ns_steps"], group["eps"])
         lr = float(group["lr"])
-        rate = lr * 0.2 * math.sqrt(max(matrices[0].shape))
+        rate = lr * 0.2 * math.sqrt(max(parts.shape[1:]))
         torch._foreach_mul_(matrices, 1 - lr * group["weight_decay"])
-        torch._foreach_add_(matrices, updates.to(matrices[0].dtype).unbind(), alpha=-rate)
+        updates = updates.reshape(stacked.shape).to(matrices[0].dtype)
+        torch._foreach_add_(matrices, updates.unbind(), alpha=-rate)
 
     def _momentum(self, matrix: Tensor) -> Tensor:
         state = self.state[matrix]
@@ -65,3 +69,11 @@ def orthogonalised(
         gram = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         found = torch.baddbmm(found, gram, found, beta=a)
     return found.mT if tall else found
+
+
+def as_muon_sees(named: Iterable[tuple[str, nn.Parameter]]) -> list[dict[str, Any]]:
+    """Groups of a GPT-2's block matrices; query, key and value are three in one weight."""
+    matrices = [(n, w) for n, w in named if n.startswith("h.") and w.ndim == 2 and w.requires_grad]
+    fused = [weight for name, weight in matrices if name.endswith("c_attn.weight")]
+    plain = [weight for name, weight in matrices if not name.endswith("c_attn.weight")]
+    return [{"params": plain, "parts": 1}, {"params": fused, "parts": 3}]
