@@ -204,8 +204,13 @@ def test_a_flag_reaches_the_step(
 BY_THE_STATE: list[tuple[str, Callable[[State, TrainSettings], Any], Any]] = [
     ("--seed 4", lambda state, s: state.prompts.seed, 4),
     ("--mix-env-ratio 0.5", lambda state, s: state.prompts.ratio, 0.5),
-    ("--weight-decay 0.3", lambda state, s: state.optimizer.param_groups[0]["weight_decay"], 0.3),
-    ("--adam-eps 1e-5", lambda state, s: state.optimizer.param_groups[0]["eps"], 1e-5),
+    (
+        "--weight-decay 0.3",
+        lambda state, s: state.optimizers[0].param_groups[0]["weight_decay"],
+        0.3,
+    ),
+    ("--adam-eps 1e-5", lambda state, s: state.optimizers[0].param_groups[0]["eps"], 1e-5),
+    ("--optimizer muon", lambda state, s: len(state.optimizers), 2),
     ("--lr 0.5 --lr-warmup-steps 0", lambda state, s: lr_at(state, s), 0.5),
     ("--lr 0.5 --lr-warmup-steps 5", lambda state, s: lr_at(state, s), 0.1),
     ("--gae", lambda state, s: state.learner.value_head is not None, True),
@@ -215,7 +220,7 @@ BY_THE_STATE: list[tuple[str, Callable[[State, TrainSettings], Any], Any]] = [
 
 
 def learning(state: State) -> list[Tensor]:
-    return [p for group in state.optimizer.param_groups for p in group["params"]]
+    return [p for one in state.optimizers for group in one.param_groups for p in group["params"]]
 
 
 @pytest.mark.parametrize(
@@ -309,8 +314,8 @@ def test_a_flag_is_seen_in_the_run(
 ELSEWHERE = """
 model data held_out out resume dry_run eval_policy_rows eval_environment_rows eval_mates judge
 engine nodes log_dir wandb device recompute graphs compile shard reward_warmup_steps backend
-trl_phase_steps agreement_lists agreement_power agreement_first agreement_first_power
-agreement_schedule
+trl_phase_steps agreement_prompts agreement_lists agreement_power agreement_first
+agreement_first_power agreement_schedule
 """
 """Fields that the tests below, or those of resuming and of the commands, look after."""
 

@@ -85,10 +85,11 @@ def assert_same_run(found: Path, expected: Path) -> None:
         ({}, [1, 4]),
         ({"baseline_type": "ema"}, [3]),
         ({"credit": "choices"}, [2]),
-        ({"agreement_coef": 1.0}, [3]),
+        ({"agreement_coef": 1.0, "agreement_prompts": 6}, [3]),
+        ({"optimizer": "muon"}, [3]),
         (EVERYTHING, [2, 3, 5]),
     ],
-    ids=["plain", "ema", "choices", "agreement", "everything"],
+    ids=["plain", "ema", "choices", "agreement", "muon", "everything"],
 )
 def test_a_run_stopped_after_a_step_goes_on_bit_by_bit(
     warm_folder: Path, tmp_path: Path, changes: dict[str, Any], stops: list[int]
@@ -165,9 +166,10 @@ def test_resuming_as_another_kind_of_run_is_one_line(warm_folder: Path, tmp_path
         train(settings, tiny_rows(), weight_evaluation, hooks=stopped_at(1))
     with pytest.raises(RookworldError, match=r"no value\.weight .* --gae"):
         train(replace(settings, gae=True), tiny_rows(), weight_evaluation)
-    for trained in ("blocks", "vectors"):
-        with pytest.raises(ConfigError, match="the run's own --trained"):
-            train(replace(settings, trained=trained), tiny_rows(), weight_evaluation)
+    others: list[dict[str, Any]] = [{"trained": "blocks"}, {"trained": "vectors"}]
+    for other in (*others, {"optimizer": "muon"}):
+        with pytest.raises(ConfigError, match="the run's own --trained and --optimizer"):
+            train(replace(settings, **other), tiny_rows(), weight_evaluation)
 
 
 @pytest.mark.parametrize(

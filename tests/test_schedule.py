@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rookworld.grpo.schedule import SCHEDULES, lr_multiplier, ramp, warmup
+from rookworld.grpo.schedule import FALLS, SCHEDULES, lr_multiplier, ramp, warmup
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,9 @@ def test_a_run_shorter_than_its_warm_up_is_no_error(steps: int) -> None:
 def test_a_ramp_starts_from_nothing() -> None:
     assert [ramp(step, 4) for step in range(6)] == [0, 0.25, 0.5, 0.75, 1, 1]
     assert ramp(0, 0) == 1
+
+
+def test_what_falls_ends_at_nothing_behind_the_last_step() -> None:
+    parts = [0, 1 / 3, 2 / 3, 5 / 6, 1]
+    assert [FALLS["constant"](part) for part in parts] == [1, 1, 1, 1, 1]
+    assert [FALLS["late"](part) for part in parts] == pytest.approx([1, 1, 1, 0.5, 0])

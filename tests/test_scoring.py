@@ -47,7 +47,7 @@ def questions() -> list[Question]:
 
 def test_workers_score_as_we_do(pool: Workers) -> None:
     scorer, asked = Scorer(RewardRules(p_malformed=-0.7), 0.5, by_field=True), questions()
-    found = pool.begin(scorer, asked)()
+    found = pool.begin(scorer.all, asked)()
     assert found == scorer.all(asked)
     assert {one.verdicts[1].total for one in found} == {-0.7}
 
@@ -64,7 +64,7 @@ def test_choices_are_scored_by_the_rules_the_ramp_and_the_judge_of_the_rest(pool
         assert expected != choices(question.row, question.texts, rules, None, 0.5)
         assert expected != choices(question.row, question.texts, rules, judge)
     without = replace(scorer, judge=None)
-    assert pool.begin(without, asked)() == without.all(asked)
+    assert pool.begin(without.all, asked)() == without.all(asked)
 
 
 class MildJudge(LabelsJudge):
@@ -83,14 +83,14 @@ from test_scoring import questions
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     workers, scorer, asked = Workers(2), Scorer(RewardRules()), questions() * 8
-    assert workers.begin(scorer, asked)() == scorer.all(asked)
+    assert workers.begin(scorer.all, asked)() == scorer.all(asked)
     numbers = sorted(workers.pool._processes)
     os.kill(numbers[int(sys.argv[1])], getattr(signal, sys.argv[2]))
     before, patience = time.monotonic(), 40
     while set(numbers) & set(workers.pool._processes):  # a busy machine takes its time to tell
-        assert workers.begin(scorer, asked)() == scorer.all(asked)
+        assert workers.begin(scorer.all, asked)() == scorer.all(asked)
         assert time.monotonic() < before + patience, "the others were not replaced"
-    assert workers.begin(scorer, asked)() == scorer.all(asked)
+    assert workers.begin(scorer.all, asked)() == scorer.all(asked)
     print("ended")
 """
 
@@ -110,11 +110,11 @@ def test_a_lost_worker_costs_time_and_nothing_else(
 
 def test_workers_survive_the_interrupt_of_their_parent(pool: Workers) -> None:
     scorer, asked = Scorer(RewardRules()), questions()
-    pool.begin(scorer, asked)()
+    pool.begin(scorer.all, asked)()
     before = list(pool.pool._processes)
     for number in before:
         os.kill(number, signal.SIGINT)
-    assert pool.begin(scorer, asked)() == scorer.all(asked)
+    assert pool.begin(scorer.all, asked)() == scorer.all(asked)
     assert list(pool.pool._processes) == before
     assert all(process.is_alive() for process in pool.pool._processes.values())
 
@@ -129,7 +129,7 @@ from test_scoring import questions
 
 refuse_unguarded_scripts()
 print("trains", flush=True)
-Workers(1).begin(Scorer(RewardRules()), questions())()
+Workers(1).begin(Scorer(RewardRules()).all, questions())()
 """
 
 

@@ -163,6 +163,8 @@ def test_settings_come_from_defaults_then_preset_then_file_then_flags(tmp_path: 
         ("--flat-tries -1", "--flat-tries -1: give 0 or more"),
         ("--p-malformed 2", "--p-malformed 2.0: give 0 or less"),
         ("--gamma 1.5", "--gamma 1.5: give 0 to 1"),
+        ("--optimizer muon --trained vectors", "--optimizer muon with --trained vectors"),
+        ("--optimizer muon --shard", "--optimizer muon steps whole matrices"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_by_name(flags: str, said: str) -> None:

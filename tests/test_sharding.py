@@ -95,7 +95,9 @@ def two_steps_in_shares(model: str, folder: str) -> None:
     held = {
         "all": sum(p.numel() for p in own),
         "weights": sum(sharding.local(p).numel() for p in own),
-        "moments": sum(sharding.local(state.optimizer.state[p]["exp_avg"]).numel() for p in own),
+        "moments": sum(
+            sharding.local(state.optimizers[0].state[p]["exp_avg"]).numel() for p in own
+        ),
         "reference": sum(sharding.local(p).numel() for p in reference.parameters()),
         "loaded": min(float(sharding.local(p).min()) for p in reference.parameters()),
         "shares": sharding.whole_tensors({str(number): p for number, p in enumerate(own)}),

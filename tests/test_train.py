@@ -361,10 +361,10 @@ def test_reference_is_reset_with_the_moments_when_kl_stays_high(
     assert state.kl_high == 0
     for _ in range(19):
         follow_reference(state, 0.2, settings)
-    assert state.optimizer.state
+    assert state.optimizers[0].state
     follow_reference(state, 0.2, settings)
     assert torch.equal(state.learner.model.wte.weight, state.learner.reference.wte.weight)
-    assert not state.optimizer.state
+    assert not state.optimizers[0].state
     assert state.kl_high == 0
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rookworld import credit, passes, update
-from rookworld.agreement import set_agreed
+from rookworld.drill import Drill
 from rookworld.groups import Alternatives, Group, Promises, Prompt
 from rookworld.grpo.advantages import RunningMeans, gae
 from rookworld.grpo.loss import LOSSES
@@ -125,12 +125,12 @@ def computed(
         parameter.grad = None
     micros = passes.prepare(groups, learner, settings, eos=0)
     credit.set_advantages(micros, learner, settings, RunningMeans(), None, KL_COEF)
+    drills = []
     if settings.agreement_coef > 0:
-        set_agreed(micros, learner, tiny_tokenizer(), settings, 0, {})
-        assert any(micro.agreed is not None for micro in micros)
+        drills = Drill(tiny_rows(), learner, tiny_tokenizer(), settings).at(0)
     totals = update.totals_of(micros, longest=20)
     assert totals is not None
-    found = update.gradient(micros, learner, totals, settings, coefs_of(settings))
+    found = update.gradient(micros, learner, totals, settings, coefs_of(settings), drills)
     gradients = [p.grad.clone() for p in learner.parameters() if p.grad is not None]
     return found, gradients, micros
 
@@ -310,9 +310,8 @@ def worthless(group: Group) -> Group:
         *({"loss": name} for name in LOSSES),
         *({"credit": "choices", "advantage_scale": name} for name in ("batch", "group")),
         {"credit": "choices", "kl_collect_cap": 0.5},
-        {"agreement_coef": 2.0},
-        {"agreement_coef": 2.0, "agreement_first": 0.0},
-        {"agreement_coef": 2.0, "kl_collect_cap": 0.5},
+        {"agreement_coef": 2.0, "agreement_prompts": 5},
+        {"agreement_coef": 2.0, "agreement_prompts": 5, "agreement_first": 0.0},
         *({"credit": "fields", "advantage_scale": name} for name in ("batch", "group")),
         *({"kl_type": name} for name in ("reverse", "symmetric", "k2", "k3", "k1_reward")),
         *({"baseline_type": name} for name in ("rloo", "ema", "adaptive")),
@@ -344,7 +343,7 @@ def test_the_weight_of_agreement_is_that_of_the_step(
     learner: Learner, groups: list[Group], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not that of the settings: it falls over a run."""
-    settings = settings_of(tmp_path, agreement_coef=2.0)
+    settings = settings_of(tmp_path, agreement_coef=2.0, agreement_prompts=5)
     found = []
     for weight in (0.0, 0.5, 1.0):
         coefs = update.Coefs(KL_COEF, weight)

@@ -2,16 +2,16 @@
 
 The reference writes a few lists of moves for each analysis prompt and for its images: colours
 exchanged and, where nobody may castle, left and right exchanged. It answers them differently, and
-what its answers share is better than each. Laws: lists are drawn by (seed, step, prompt), so they
-depend neither on how a step is cut nor on the number of ranks; the rules are asked which moves are
-legal, labels are not looked at.
+what its answers share is better than each. Laws: lists are drawn by (seed, prompt), so they depend
+neither on when they are asked for nor on how a step is cut nor on the number of ranks; the rules
+are asked which moves are legal, labels are not looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from rookworld.model.precision import matrices_in, passes_in
 from rookworld.model.sampling import Sampling, sample
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.packs import Pack, packed, sent, together_on
-from rookworld.passes import Learner, Micro, states
+from rookworld.passes import Learner, states
 from rookworld.promises import move_tokens
 from rookworld.settings import TrainSettings
 from rookworld.symmetry import (
@@ -38,7 +38,8 @@ from rookworld.symmetry import (
 )
 from rookworld.tasks.outlook import END_OF_LIST
 from rookworld.tasks.policy import MOST_MOVES
-from rookworld.tasks.task import legal_moves
+from rookworld.tasks.scoring import Workers
+from rookworld.tasks.task import legal_in_each
 
 LEAST = 1e-9
 """Share of a legal move that no list holds: it is legal all the same."""
@@ -106,20 +107,19 @@ def agreed_shares(
     learner: Learner,
     tokenizer: Tokenizer,
     settings: TrainSettings,
-    step: int,
-) -> dict[int, Tensor]:
-    """How often each legal move is in the reference's lists, by an analysis prompt's key.
+    workers: Workers | None = None,
+) -> Tensor:
+    """[prompts, 2, vocabulary] how often each legal move is in the reference's lists.
 
-    [2, vocabulary]: stands first, and stands anywhere; more than 0 for every legal move and 0 for
-    everything else.
+    Stands first, and stands anywhere; more than 0 for every legal move and 0 for everything else.
     """
-    prompts = [prompt for prompt in prompts if prompt.letter == "P"]
-    if not prompts:
-        return {}
     device = learner.reference.device
+    fens = [prompt.row.fen for prompt in prompts]
+    # the rules take as long as a GPU takes for the rest, so others are asked about them meanwhile
+    legal = workers.begin(legal_in_each, fens) if workers else partial(legal_in_each, fens)
     seen = views(prompts, tokenizer, together_on(device))
     keys = [prompts[asked].key for asked in seen.asked.tolist()]
-    lists, lengths = written(seen, keys, learner, tokenizer, settings, step)
+    lists, lengths = written(seen, keys, learner, tokenizer, settings)
     total = torch.zeros(len(prompts), 2, learner.reference.config.vocab_size, device=device)
     names = torch.from_numpy(called(tokenizer)).to(device)
     ids, heads, asked, side = (
@@ -134,20 +134,19 @@ def agreed_shares(
         here = shares.gather(2, names[side[part], None].expand(-1, 2, -1))
         total[..., : names.shape[1]].index_add_(0, asked[part], here)
     mean = total / asked.bincount(minlength=len(prompts))[:, None, None]
-    lines, moves = (sent(part, device) for part in legal(prompts, tokenizer))
+    lines, moves = (sent(part, device) for part in numbered(legal(), tokenizer))
     found = torch.zeros_like(mean)
     found[lines, :, moves] = mean[lines, :, moves].clamp_min(LEAST)
-    found = found.to(learner.model.device)
-    return {prompt.key: found[line] for line, prompt in enumerate(prompts)}
+    return found.to(learner.model.device)
 
 
-def legal(prompts: Sequence[Prompt], tokenizer: Tokenizer) -> tuple[Tensor, Tensor]:
-    """The legal moves of each prompt: numbers of prompts, and ids."""
+def numbered(moves: Sequence[Iterable[str]], tokenizer: Tokenizer) -> tuple[Tensor, Tensor]:
+    """Moves of each of several positions: numbers of positions, and ids."""
     tokens = move_tokens(tokenizer)[0]
-    moves = [[tokens[move] for move in legal_moves(prompt.row.fen)] for prompt in prompts]
-    lines = np.repeat(np.arange(len(moves)), [len(found) for found in moves])
-    ids = [move for found in moves for move in found]
-    return torch.from_numpy(lines), torch.tensor(ids, dtype=torch.long)
+    ids = [[tokens[move] for move in found] for found in moves]
+    lines = np.repeat(np.arange(len(ids)), [len(found) for found in ids])
+    flat = np.fromiter((token for found in ids for token in found), dtype=np.int64)
+    return torch.from_numpy(lines), torch.from_numpy(flat)
 
 
 def written(
@@ -156,7 +155,6 @@ def written(
     learner: Learner,
     tokenizer: Tokenizer,
     settings: TrainSettings,
-    step: int,
 ) -> tuple[Tensor, Tensor]:
     """The reference's lists for each view, as it would write them: ids [views, lists, tokens].
 
@@ -171,7 +169,6 @@ def written(
         settings=Sampling(max_new_tokens=MOST_MOVES),
         eos=tokenizer.eos,
         seed=settings.seed + SEED,
-        step=step,
         keys=[key * SIDES + side for key, side in zip(keys, seen.sides.tolist(), strict=True)],
         dtype=matrices_in(settings.dtype, device),
     )
@@ -198,46 +195,21 @@ def listed(lined: Pack, learner: Learner, settings: TrainSettings) -> Tensor:
     return shares.view(len(lined.heads), 2, -1).cumsum(1) / lined.answers
 
 
-def set_agreed(
-    micros: Sequence[Micro],
-    learner: Learner,
-    tokenizer: Tokenizer,
-    settings: TrainSettings,
-    step: int,
-    known: dict[int, Tensor],
-) -> None:
-    """Give packs their targets; `known` is what was found while answers were scored."""
-    prompts = [group.prompt for micro in micros for group in micro.groups]
-    missing = [prompt for prompt in prompts if prompt.key not in known]
-    shares = known | agreed_shares(missing, learner, tokenizer, settings, step)
-    for micro in micros:
-        found = [shares.get(group.prompt.key) for group in micro.groups]
-        micro.agreed = agreed_rows(micro.pack, found, tokenizer, settings)
-
-
 def agreed_rows(
-    lined: Pack,
-    shares: Sequence[Tensor | None],
-    tokenizer: Tokenizer,
-    settings: TrainSettings,
-) -> Agreed | None:
-    """The rows of a pack that have a target; `shares` in the order of its prompts, None for A."""
-    known = next((one for one in shares if one is not None), None)
-    if known is None:
-        return None
-    none = torch.zeros_like(known)
-    table = torch.stack([none if one is None else one for one in shares])
-    listable = torch.zeros_like(none[0], dtype=torch.bool)
-    listable[: tokenizer.vocab_size] = torch.from_numpy(is_move(tokenizer)).to(listable.device)
+    lined: Pack, shares: Tensor, tokenizer: Tokenizer, settings: TrainSettings
+) -> Agreed:
+    """The targets of a pack of lists; `shares` [prompts, 2, vocabulary] in the order of prompts."""
+    listable = torch.zeros(shares.shape[2], dtype=torch.bool, device=shares.device)
+    listable[: tokenizer.vocab_size] = sent(torch.from_numpy(is_move(tokenizer)), shares.device)
     tokens = lined.grid(lined.targets)[:, :MOST_MOVES]
-    counts = (table[:, 1] > 0).sum(1).clamp(max=MOST_MOVES).repeat_interleave(lined.answers)
+    counts = (shares[:, 1] > 0).sum(1).clamp(max=MOST_MOVES).repeat_interleave(lined.answers)
     end, since = move_tokens(tokenizer)[0][END_OF_LIST], 0 if settings.agreement_first > 0 else 1
     rows, named, ends = continued(
         tokens, lined.sequences, lined.places, listable, counts, end, since
     )
     behind = lined.places[rows] > 0
-    first = sharpened(table[:, 0], settings.agreement_first_power)
-    later = sharpened(table[:, 1], settings.agreement_power)
+    first = sharpened(shares[:, 0], settings.agreement_first_power)
+    later = sharpened(shares[:, 1], settings.agreement_power)
     return Agreed(
         rows=rows,
         lines=2 * (lined.sequences[rows] // lined.answers) + behind,

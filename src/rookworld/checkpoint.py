@@ -197,7 +197,7 @@ def restore_optimizer(
         if not _belongs(value, int(index), parameters):
             raise ConfigError(
                 f"{prefix}: the moments saved are not those of the weights trained now; resume "
-                "with the run's own --trained (pretrain: --optimizer)"
+                "with the run's own --trained and --optimizer (pretrain: --optimizer)"
             )
         # a copy: tensors read from a file stay mapped to it
         mine = sharding.share_like(value.clone(), parameters[int(index)])

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from rookworld import sharding
 from rookworld.groups import LETTERS, Answers, Group
-from rookworld.grpo.agreement import Agreed, agreement_kl
 from rookworld.grpo.choices import KnownWorths, expected_worth
 from rookworld.grpo.kl import EXACT, Draw, TokenStats, k3, token_stats
 from rookworld.model.gpt2 import GPT2
@@ -88,8 +87,6 @@ class Micro:
     returns: Tensor | None = None
     choices: KnownWorths | None = None
     """Rows that learn from everything they could have chosen; their advantages are 0."""
-    agreed: Agreed | None = None
-    """Rows that learn what the reference's lists agree on."""
 
     @property
     def ref_hidden(self) -> Tensor:
@@ -246,14 +243,6 @@ def chosen_worths(micro: Micro, hidden: Tensor, learner: Learner) -> Tensor | No
         return None
     found = expected_worth(hidden, learner.model.lm_head.weight, micro.draw, choices)
     return torch.zeros_like(micro.old_logp).index_put((choices.rows,), found)
-
-
-def list_distances(micro: Micro, hidden: Tensor, learner: Learner) -> Tensor | None:
-    """[rows] how far a list's next move is from what lists agree on, 0 where none is due."""
-    if micro.agreed is None:
-        return None
-    found = agreement_kl(hidden, learner.model.lm_head.weight, micro.agreed)
-    return torch.zeros_like(micro.old_logp).index_put((micro.agreed.rows,), found)
 
 
 @torch.no_grad()

@@ -77,12 +77,13 @@ class Prompts:
         is_env = int((place + 1) * self.ratio + 1e-9) > before
         letter, nth = ("A", before) if is_env else ("P", place - before)
         pile = self.piles[letter]
-        order = _order(len(pile), self.seed, nth // len(pile), LETTERS.index(letter))
+        order = shuffled(len(pile), self.seed, nth // len(pile), LETTERS.index(letter))
         return letter, pile[int(order[nth % len(pile)])]
 
 
 @lru_cache(maxsize=8)
-def _order(count: int, seed: int, epoch: int, task: int) -> NDArray[np.int64]:
+def shuffled(count: int, seed: int, epoch: int, task: int) -> NDArray[np.int64]:
+    """The order in which a pile of rows is gone through for the n-th time."""
     return np.random.default_rng((seed, epoch, task)).permutation(count)
 
 
@@ -189,7 +190,7 @@ class Collector:
         judge = self.judge
         if judge is None:
             here = partial(scorer.all, questions)
-            return here if self.workers is None else self.workers.begin(scorer, questions)
+            return here if self.workers is None else self.workers.begin(scorer.all, questions)
 
         def asked() -> list[Scores]:
             # an engine cannot be handed to another process

@@ -69,7 +69,7 @@ class RewardWeights:
 TRAIN_BOUNDS = bounds_of(
     {
         COUNT: "steps batch_size k_samples updates_per_rollout max_new_tokens nodes "
-        "agreement_lists max_consecutive_nans micro_tokens save_every keep",
+        "agreement_prompts agreement_lists max_consecutive_nans micro_tokens save_every keep",
         FROM_ZERO: "p_format p_legal p_best p_candidates p_evaluations p_whole "
         "a_format a_board a_flags a_reward a_whole lr lr_warmup_steps weight_decay "
         "kl_coef kl_coef_min kl_coef_max kl_warmup_steps kl_warmup_factor kl_divergence_threshold "
@@ -118,7 +118,9 @@ class TrainSettings(RewardWeights):
     mix_env_ratio: float = 0.25
     """Share of environment prompts that are drawn; 0: analysis alone, 1: environment alone."""
     lr: float = 2e-5
-    """Peak learning rate (AdamW, float32 masters)."""
+    """Peak learning rate (float32 masters)."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """AdamW for all weights, or Muon for the matrices of blocks, whose steps are as large."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "cosine"
     """What the rate does after its warm-up; linear and cosine end at 10 %."""
     lr_warmup_steps: int = 10
@@ -127,7 +129,7 @@ class TrainSettings(RewardWeights):
     """Weights that learn: all, all but the embeddings, or gains and biases alone, whose gradient is
     least noisy: what a short run on few prompts can afford (give them a larger --lr)."""
     weight_decay: float = 0.0
-    """AdamW's decay."""
+    """What weights lose of themselves a step, times the rate."""
     adam_eps: float = 1e-6
     """AdamW: gradients well below it hardly move their weight. They are mostly rounding, which
     steps of full size would follow wherever it points."""
@@ -186,8 +188,11 @@ class TrainSettings(RewardWeights):
     the same, and where a move is listed every move is paid, not only the one that was drawn;
     `auto`, by choices where tokenizer, loss and KL allow it, else by fields."""
     agreement_coef: float = 0.0
-    """Pull the moves of a list towards what the reference's lists agree on, which is better than
-    each of them and needs no label (chess tokenizer only); 0: not."""
+    """Also learn lists of moves that the reference's lists agree on, which are better than each of
+    them and need no label (chess tokenizer only); 0: not."""
+    agreement_prompts: int = 256
+    """Analysis prompts a step that learn it, beside --batch-size: they need no answers and no
+    rewards, so they may be many; on a GPU thousands."""
     agreement_lists: int = 4
     """Lists that the reference writes for each side of a position: two sides, and where nobody may
     castle four."""
@@ -198,8 +203,8 @@ class TrainSettings(RewardWeights):
     lists, on average over the sides (the others count 1); 0: it is left to the rewards."""
     agreement_first_power: float = 1.0
     """How sharp that target is."""
-    agreement_schedule: Literal["constant", "linear"] = "linear"
-    """linear: --agreement-coef falls to 0 over the run, so that rewards have the last word."""
+    agreement_schedule: Literal["constant", "late"] = "late"
+    """late: --agreement-coef falls to 0 over the run's last third: rewards have the last word."""
     gae: bool = False
     """Token-level advantages by a value head, in place of the baseline."""
     gamma: float = 1.0
@@ -328,6 +333,14 @@ class TrainSettings(RewardWeights):
             not self.shard or self.ref_device is None,
             f"--ref-device {self.ref_device}: with --shard the reference is shared out like the "
             "policy; leave one of them out",
+        )
+        require(
+            self.optimizer == "adamw" or self.trained != "vectors",
+            "--optimizer muon with --trained vectors: Muon steps matrices, and none would learn",
+        )
+        require(
+            self.optimizer == "adamw" or not self.shard,
+            "--optimizer muon steps whole matrices, which no process has with --shard",
         )
         following = self.ref_sync_every > 0 or self.ref_reset_kl > 0
         require(

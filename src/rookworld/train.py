@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from rookworld import credit, distributed, passes, sharding, update
-from rookworld.agreement import agreed_shares, set_agreed
 from rookworld.checkpoint import (
     drop_after,
     last_sound,
@@ -34,7 +33,7 @@ from rookworld.evaluate import Evaluation
 from rookworld.groups import Answers, Group
 from rookworld.grpo.loss import StepTotals
 from rookworld.grpo.rulings import Continue, EvalHealth, Restore, Ruling, Skip, StepHealth, Stop
-from rookworld.grpo.schedule import falling, lr_multiplier, ramp
+from rookworld.grpo.schedule import FALLS, lr_multiplier, ramp
 from rookworld.interruption import Interrupted, interruptible
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.precision import arithmetic, matrices_in
@@ -171,11 +170,7 @@ def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Cl
 
 def look_ahead(state: State, settings: TrainSettings, answers: Sequence[Answers]) -> None:
     """Ask the reference, while others score them, what does not depend on the scores."""
-    learner, tokenizer = state.learner, state.tokenizer
-    passes.look_ahead(learner, settings, tokenizer.eos, state.known, answers)
-    if settings.agreement_coef > 0:
-        prompts = [one.prompt for one in answers]
-        state.agreed |= agreed_shares(prompts, learner, tokenizer, settings, state.step)
+    passes.look_ahead(state.learner, settings, state.tokenizer.eos, state.known, answers)
 
 
 def may_look_ahead(state: State, settings: TrainSettings) -> bool:
@@ -203,12 +198,14 @@ def learn(
     """Gradients of the step, judged by the guard, applied if it says so."""
     coefs = coefs_at(state, settings)
     micros, totals = prepared(state, collected, settings, coefs.kl)
+    helpers = scoring_workers(settings, state.learner.whole.device)
+    drills = [] if state.drill is None else state.drill.at(state.step, helpers)
     rewards = reward_metrics(collected)
     rulings: list[Ruling] = []
     found = update.NOTHING
     for _ in range(settings.updates_per_rollout):
         if totals is not None:
-            found = update.gradient(micros, state.learner, totals, settings, coefs)
+            found = update.gradient(micros, state.learner, totals, settings, coefs, drills)
             if state.step == 0 and not rulings:
                 check_start(found, settings, state.learner.model.device)
         health = StepHealth(
@@ -237,7 +234,7 @@ def learn(
 
 def coefs_at(state: State, settings: TrainSettings) -> Coefs:
     """What the KL and the agreement weigh at this step."""
-    share = falling(state.step, settings.steps) if settings.agreement_schedule == "linear" else 1.0
+    share = FALLS[settings.agreement_schedule](state.step / settings.steps)
     return Coefs(state.control.coef_at(state.step), share * settings.agreement_coef)
 
 
@@ -250,10 +247,6 @@ def prepared(
         collected.groups, state.learner, settings, state.tokenizer.eos, state.known
     )
     credit.set_advantages(micros, state.learner, settings, state.running, norm, kl_coef)
-    if settings.agreement_coef > 0:
-        agreed, tokenizer = state.agreed, state.tokenizer
-        set_agreed(micros, state.learner, tokenizer, settings, state.step, agreed)
-        agreed.clear()
     if norm is not None:
         norm.update(all_rewards(collected.groups))
     longest = max(s.max_new_tokens for s in sampling(settings, state.tokenizer).values())
@@ -306,13 +299,14 @@ def apply(state: State, ruling: Ruling, settings: TrainSettings, norm: float) ->
     parameters = state.learner.parameters()
     if not refused(ruling):
         rate = lr_at(state, settings)
-        for group in state.optimizer.param_groups:
+        for group in (group for one in state.optimizers for group in one.param_groups):
             group["lr"] = rate
         if norm > settings.clip_norm:
             factor = settings.clip_norm / norm
             gradients = [sharding.local(p.grad) for p in parameters if p.grad is not None]
             torch._foreach_mul_(gradients, factor)
-        state.optimizer.step()
+        for optimizer in state.optimizers:
+            optimizer.step()
         # a fused step changes weights without counting it, and samplers ask for the count
         torch.autograd.graph.increment_version(parameters)
     for parameter in parameters:
@@ -336,7 +330,8 @@ def follow_reference(state: State, kl: float, settings: TrainSettings) -> None:
     sharding.copy_weights(state.learner.model, state.learner.reference)
     if stayed_high:
         # moments gathered against the old reference point the wrong way
-        state.optimizer.state.clear()
+        for optimizer in state.optimizers:
+            optimizer.state.clear()
     state.kl_high = 0
 
 

@@ -33,6 +33,7 @@ from rookworld.checkpoint import (
     save_checkpoint,
 )
 from rookworld.config import resolved
+from rookworld.drill import Drill
 from rookworld.errors import ConfigError, RookworldError
 from rookworld.groups import LETTERS
 from rookworld.grpo.advantages import RunningMeans
@@ -40,6 +41,7 @@ from rookworld.grpo.guard import Guard, GuardSettings
 from rookworld.grpo.kl import KLControl, KLSettings
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.graphs import PassGraphs
+from rookworld.model.muon import StackedMuon, as_muon_sees
 from rookworld.model.sampling import Sampling
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder
@@ -54,6 +56,8 @@ from rookworld.tasks.task import EnvironmentRow, PolicyRow
 log = logging.getLogger(__name__)
 
 EVENTS = "events.jsonl"
+MOMENTS = ("optimizer", "muon")
+"""What the moments of AdamW and Muon are called in a checkpoint."""
 
 
 @dataclass
@@ -62,7 +66,8 @@ class State:
 
     learner: Learner
     tokenizer: Tokenizer
-    optimizer: torch.optim.Optimizer
+    optimizers: list[torch.optim.Optimizer]
+    """By the names of `MOMENTS`."""
     prompts: Prompts
     control: KLControl
     guard: Guard
@@ -75,8 +80,8 @@ class State:
     """Steps in a row with KL above --ref-reset-kl."""
     known: passes.Known = field(default_factory=passes.Known)
     """What was found out about answers while they were scored; empty between steps."""
-    agreed: dict[int, Tensor] = field(default_factory=dict)
-    """What the reference's lists agree on, found out likewise, by prompts' keys."""
+    drill: Drill | None = None
+    """Prompts that learn what the reference's lists agree on, with --agreement-coef."""
 
     def plain(self) -> dict[str, Any]:
         """What is not a tensor."""
@@ -120,26 +125,14 @@ def new_state(
             block.compile(dynamic=True)
     elif settings.graphs and device.type == "cuda" and not settings.shard:
         record_passes(learner)
-    # groups of their own: one group's tensors are all shares or all whole
-    heads = [] if learner.value_head is None else [learner.value_head]
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for p in part.parameters() if p.requires_grad]}
-            for part in (learner.model, *heads)
-        ],
-        lr=settings.lr,
-        betas=(0.9, 0.95),
-        eps=settings.adam_eps,
-        weight_decay=settings.weight_decay,
-        fused=device.type == "cuda" or not settings.shard,
-    )
     return State(
         learner,
         tokenizer,
-        optimizer,
+        make_optimizers(learner, settings),
         Prompts(rows, tokenizer, settings.mix_env_ratio, settings.seed),
         KLControl(kl_settings(settings)),
         Guard(guard_settings(settings)),
+        drill=Drill(rows, learner, tokenizer, settings) if settings.agreement_coef > 0 else None,
     )
 
 
@@ -154,6 +147,35 @@ def new_learner(folder: Path, settings: TrainSettings, device: torch.device) -> 
     reference = sharding.shard(load_model(folder).requires_grad_(False), device)
     shares = sharding.shard(load_model(folder), device)
     return Learner(shares, reference, value_head, gathered=model.requires_grad_(False))
+
+
+def make_optimizers(learner: Learner, settings: TrainSettings) -> list[torch.optim.Optimizer]:
+    """AdamW, and Muon for block matrices if it is asked for."""
+    chosen = settings.optimizer == "muon"
+    matrices = as_muon_sees(learner.model.named_parameters()) if chosen else []
+    taken = {weight for group in matrices for weight in group["params"]}
+    # groups of their own: one group's tensors are all shares or all whole
+    heads = [] if learner.value_head is None else [learner.value_head]
+    adam = torch.optim.AdamW(
+        [
+            {"params": [p for p in part.parameters() if p.requires_grad and p not in taken]}
+            for part in (learner.model, *heads)
+        ],
+        lr=settings.lr,
+        betas=(0.9, 0.95),
+        eps=settings.adam_eps,
+        weight_decay=settings.weight_decay,
+        fused=learner.model.device.type == "cuda" or not settings.shard,
+    )
+    if not matrices:
+        return [adam]
+    muon = StackedMuon(
+        matrices,
+        lr=settings.lr,
+        weight_decay=settings.weight_decay,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    return [adam, muon]
 
 
 def record_passes(learner: Learner) -> None:
@@ -280,7 +302,9 @@ def checkpoint_folder(run: Run, step: int) -> Path:
 
 def save(run: Run, state: State, settings: TrainSettings, *, best: bool = False) -> None:
     """Write a checkpoint (rank 0), keep the last few and the best."""
-    tensors = optimizer_tensors(state.optimizer, "optimizer")
+    tensors: dict[str, Tensor] = {}
+    for optimizer, name in zip(state.optimizers, MOMENTS, strict=False):
+        tensors |= optimizer_tensors(optimizer, name)
     tensors |= {f"reference.{n}": t for n, t in state.learner.reference.named_parameters()}
     if state.learner.value_head is not None:
         tensors |= {f"value.{n}": t for n, t in state.learner.value_head.named_parameters()}
@@ -340,8 +364,9 @@ def restore(state: State, checkpoint: Checkpoint, *, recovering: bool) -> None:
     load_named(learner.reference, checkpoint, "reference")
     if learner.value_head is not None:
         load_named(learner.value_head, checkpoint, "value")
-    state.optimizer.state.clear()
-    restore_optimizer(state.optimizer, checkpoint.tensors, "optimizer")
+    for optimizer, name in zip(state.optimizers, MOMENTS, strict=False):
+        optimizer.state.clear()
+        restore_optimizer(optimizer, checkpoint.tensors, name)
     state.load_plain(checkpoint.state, recovering=recovering)
 
 

@@ -20,11 +20,11 @@ from rookworld.tasks.task import EnvironmentRow, PolicyRow
 
 INSTALL = 'pip install "rookworld[trl]"'
 FIXED = (
-    "trained",
+    *("trained", "optimizer"),
     *("updates_per_rollout", "tv_delta", "baseline_type", "advantage_std_floor", "reward_norm"),
     *("gae", "gamma", "gae_lambda", "value_coef", "kl_collect_cap", "ref_reset_kl", "ref_device"),
     *("recovery_lr_factor", "max_recoveries", "recompute", "compile", "shard", "score_workers"),
-    *("graphs", "agreement_coef", "agreement_lists", "agreement_power"),
+    *("graphs", "agreement_coef", "agreement_prompts", "agreement_lists", "agreement_power"),
     *("agreement_first", "agreement_first_power", "agreement_schedule"),
 )
 """Settings that GRPOTrainer has nothing for; they must keep their defaults."""

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from rookworld import distributed, sharding
+from rookworld.drill import Drilled
 from rookworld.grpo import loss as losses
+from rookworld.grpo.agreement import agreement_kl
 from rookworld.grpo.kl import ESTIMATORS, TokenStats
 from rookworld.grpo.loss import Batch, LossSettings, RatioStats, StepTotals
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.precision import passes_in
-from rookworld.passes import Learner, Micro, chosen_worths, list_distances, states, stats_of
+from rookworld.passes import Learner, Micro, chosen_worths, states, stats_of
 from rookworld.settings import TrainSettings
 
 
@@ -82,10 +84,11 @@ def gradient(
     totals: StepTotals,
     settings: TrainSettings,
     coefs: Coefs,
+    drills: Sequence[Drilled] = (),
 ) -> Gradient:
     """Backward through every pack; gradients are left on the parameters, summed over ranks."""
     device = learner.model.device
-    sums = torch.zeros(6, dtype=torch.float64, device=device)
+    sums = torch.zeros(5, dtype=torch.float64, device=device)
     ratio = RatioStats(*(torch.zeros((), device=device) for _ in range(4)))
     missing = sharding.missing_passes(learner.model, len(micros))
     for micro in micros:
@@ -94,6 +97,7 @@ def gradient(
         sums += measured
         ratio = ratio.merge(micro_ratio)
     sharding.idle_passes(learner.model, missing)
+    agreement = drilled(drills, learner, settings, coefs.agreement)
     distributed.sum_over_ranks(sums)
     parameters = learner.parameters()
     for parameter in parameters:
@@ -107,7 +111,7 @@ def gradient(
     )
     ratio = RatioStats(counts[0], counts[1], distributed.max_over_ranks(ratio.ratio_max), counts[2])
     norm = sharding.total_norm([p.grad for p in parameters if p.grad is not None])
-    policy, kl_loss, value, entropy, kl, agreement = sums.tolist()
+    policy, kl_loss, value, entropy, kl = sums.tolist()
     return Gradient(policy, kl_loss, value, entropy, kl, ratio, float(norm), agreement)
 
 
@@ -123,18 +127,10 @@ def objective_of(
         hidden = states(micro.pack, learner.model, learner.graphs)
         stats = stats_of(micro, hidden, learner, settings)
         worths = chosen_worths(micro, hidden, learner)
-        distances = list_distances(micro, hidden, learner)
     parts, ratio = terms(micro, stats, hidden, learner, totals, settings)
     policy, kl_loss, value, entropy, kl = (part.sum() for part in parts)
-    agreement = torch.zeros_like(kl)
-
-    mask = micro.mask()
-
-    def over_the_step(rows: Tensor) -> Tensor:
-        return losses.token_mean(micro.pack.grid(rows), mask, totals).sum()
-
     if worths is not None:
-        worth = over_the_step(worths)
+        worth = losses.token_mean(micro.pack.grid(worths), micro.mask(), totals).sum()
         # its level says nothing, as that of a ratio times an advantage does not
         policy = policy - (worth - worth.detach())
     objective = policy + settings.value_coef * value
@@ -142,11 +138,24 @@ def objective_of(
         objective = objective + settings.entropy_coef * entropy
     if settings.kl_type != "k1_reward" and coefs.kl > 0:
         objective = objective + coefs.kl * kl_loss
-    if distances is not None:
-        agreement = over_the_step(distances)
-        objective = objective + coefs.agreement * agreement
-    measured = torch.stack([policy, kl_loss, value, -entropy, kl, agreement])
+    measured = torch.stack([policy, kl_loss, value, -entropy, kl])
     return objective, measured.detach().double(), ratio
+
+
+def drilled(
+    drills: Sequence[Drilled], learner: Learner, settings: TrainSettings, coef: float
+) -> float:
+    """Backward through lists towards what lists agree on; how far they are from it on average."""
+    rows = torch.tensor(float(sum(len(one.agreed.rows) for one in drills)))
+    total = max(1.0, float(distributed.sum_over_ranks(rows)))
+    apart = torch.zeros((), dtype=torch.float64, device=learner.model.device)
+    for one in drills:
+        with passes_in(settings.dtype, learner.model.device):
+            hidden = states(one.pack, learner.model, learner.graphs)
+            distance = agreement_kl(hidden, learner.model.lm_head.weight, one.agreed).sum() / total
+        (coef * distance).backward()  # type: ignore[no-untyped-call]
+        apart += distance.detach()
+    return float(distributed.sum_over_ranks(apart))
 
 
 def silence_key_biases(model: GPT2) -> None:

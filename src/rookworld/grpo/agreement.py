@@ -51,6 +51,14 @@ def sharpened(shares: Tensor, power: float) -> Tensor:
     return torch.where(shares > 0, power * shares.log(), -torch.inf)
 
 
+def raced(scores: Tensor, waits: Tensor, count: int) -> Tensor:
+    """[n, count] different places of `scores` [n, things], drawn in turn by their exponentials.
+
+    `waits` [n, things] are Exp(1) noise; whatever is -inf comes behind all others.
+    """
+    return (waits.log() - scores).topk(count, largest=False).indices
+
+
 def continued(
     tokens: Tensor,
     sequences: Tensor,

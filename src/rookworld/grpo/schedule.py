@@ -44,9 +44,11 @@ def ramp(step: int, warmup_steps: int) -> float:
     return min(1.0, step / warmup_steps) if warmup_steps > 0 else 1.0
 
 
-def falling(step: int, steps: int) -> float:
-    """A straight line from 1 at the first step to nothing behind the last; a rate keeps a share."""
-    return 1.0 - step / steps
+FALLS: Mapping[str, Schedule] = {
+    "constant": constant,
+    "late": lambda progress: min(1.0, 3.0 * (1.0 - progress)),
+}
+"""What falls to nothing behind the last step, over the last third, if at all; a rate keeps some."""
 
 
 def lr_multiplier(name: str, step: int, steps: int, warmup_steps: int = 0) -> float:

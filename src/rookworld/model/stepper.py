@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -139,10 +140,11 @@ def fill(batch: Batch, prompts: Sequence[Ids]) -> Tensor:
 
 def padded(prompts: Sequence[Ids], rows: int, tokens: int) -> tuple[Tensor, Tensor]:
     """Ids [rows, tokens] and lengths; rows without a prompt have one token."""
-    lines = [[*ids, *[0] * (tokens - len(ids))] for ids in prompts]
-    lines += [[0] * tokens] * (rows - len(prompts))
-    lengths = [len(ids) for ids in prompts] + [1] * (rows - len(prompts))
-    return torch.tensor(lines), torch.tensor(lengths)
+    lines, lengths = np.zeros((rows, tokens), dtype=np.int64), np.ones(rows, dtype=np.int64)
+    # numpy, which takes a list of numbers in a third of the time of torch
+    for line, ids in enumerate(prompts):
+        lines[line, : len(ids)], lengths[line] = ids, len(ids)
+    return torch.from_numpy(lines), torch.from_numpy(lengths)
 
 
 class _Start(NamedTuple):

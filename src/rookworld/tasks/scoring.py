@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import TypeVar
 
 from rookworld.processes import interrupts_held, outlive_interrupts
 from rookworld.tasks.environment import ENVIRONMENT
@@ -20,6 +21,9 @@ from rookworld.tasks.outlook import Choices, Outlook, choices, outlooks
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.reward import RewardRules
 from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow, Verdict
+
+Given = TypeVar("Given")
+Found = TypeVar("Found")
 
 PIECES_EACH = 4
 """Pieces of a batch for each worker, if it has so many questions: one with slow answers in it
@@ -89,7 +93,7 @@ def judge_answer(
 
 
 class Workers:
-    """Processes that score. When one dies its answers are scored here, and others are started."""
+    """Processes that score. When one dies its part is done here, and others are started."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -111,24 +115,26 @@ class Workers:
             )
             self.start()
 
-    def begin(self, scorer: Scorer, questions: Sequence[Question]) -> Callable[[], list[Scores]]:
-        """Start scoring; the function returned waits for the result."""
-        size = max(1, -(-len(questions) // (PIECES_EACH * self.count)))
-        pieces = [questions[at : at + size] for at in range(0, len(questions), size)]
+    def begin(
+        self, work: Callable[[Sequence[Given]], list[Found]], given: Sequence[Given]
+    ) -> Callable[[], list[Found]]:
+        """Start `work`, which can be done piece by piece; the function returned waits for it."""
+        size = max(1, -(-len(given) // (PIECES_EACH * self.count)))
+        pieces = [given[at : at + size] for at in range(0, len(given), size)]
         pool = self.pool
         try:
             with interrupts_held():  # a submit may start a worker, which inherits the mask
-                begun = [pool.submit(scorer.all, piece) for piece in pieces]
+                begun = [pool.submit(work, piece) for piece in pieces]
         except BrokenProcessPool:
             self.replaced(pool)
-            return partial(scorer.all, questions)
+            return partial(work, given)
 
-        def found() -> list[Scores]:
+        def found() -> list[Found]:
             try:
-                return [scores for one in begun for scores in one.result()]
+                return [one for piece in begun for one in piece.result()]
             except BrokenProcessPool:
                 self.replaced(pool)
-                return scorer.all(questions)
+                return work(given)
 
         return found
 

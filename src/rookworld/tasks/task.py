@@ -162,3 +162,8 @@ def legal_moves(fen: str) -> frozenset[str]:
     spellings refuses both.
     """
     return frozenset(move.uci() for move in chess.Board(fen).legal_moves)
+
+
+def legal_in_each(fens: Sequence[str]) -> list[frozenset[str]]:
+    """Legal moves of each position."""
+    return [legal_moves(fen) for fen in fens]

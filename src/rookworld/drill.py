@@ -1,0 +1,158 @@
+"""JOINT: prompts that learn what lists agree on, and nothing else -> packs with their targets.
+
+What the reference agrees on about a position (`agreement`) stays what it is, so it is asked once,
+when the position's first turn comes, and drilled at every turn: from one of the sides of the board,
+along a list that is drawn from the targets themselves. That needs neither answers nor rewards, so a
+step can drill many more prompts than it can answer. Laws: which prompts a step drills, from which
+side and along which list is a function of (seed, step, place in the step), so it depends neither on
+how a step is cut nor on the number of ranks, nor on where a run was resumed; an image has the image
+of the targets; labels are not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rookworld import distributed
+from rookworld.agreement import SEED, SIDES, agreed_rows, agreed_shares, called, views
+from rookworld.groups import Prompt
+from rookworld.grpo.agreement import Agreed, raced, sharpened
+from rookworld.model.batch import rounded_up
+from rookworld.model.noise import row_keys, waiting_times
+from rookworld.model.tokenizer import Tokenizer
+from rookworld.packs import Pack, packed, sent, together_on
+from rookworld.passes import Learner
+from rookworld.promises import move_tokens
+from rookworld.rollout import prompt_text, shuffled
+from rookworld.settings import TrainSettings
+from rookworld.tasks.outlook import END_OF_LIST
+from rookworld.tasks.policy import MOST_MOVES
+from rookworld.tasks.scoring import Workers
+from rookworld.tasks.task import EnvironmentRow, PolicyRow
+
+MOVES_KEPT = 32
+"""Of each position, the moves that lists name most often; the others hardly ever are."""
+ASKED_AT_ONCE = 1024
+"""Positions about which the reference is asked together."""
+
+
+@dataclass(frozen=True)
+class Drilled:
+    """Lists as one pass, and what should have been in them."""
+
+    pack: Pack
+    agreed: Agreed
+
+
+class Drill:
+    """The positions of a run, and what is known of them, on the policy's device."""
+
+    def __init__(
+        self,
+        rows: Sequence[PolicyRow | EnvironmentRow],
+        learner: Learner,
+        tokenizer: Tokenizer,
+        settings: TrainSettings,
+    ) -> None:
+        self.rows = [row for row in rows if isinstance(row, PolicyRow)]
+        self.learner, self.tokenizer, self.settings = learner, tokenizer, settings
+        count, self.device = len(self.rows), learner.model.device
+        self.heads = np.zeros(count, dtype=np.int64)
+        """Tokens of each prompt; 0: the reference has not been asked yet."""
+        self.sides = np.zeros(count, dtype=np.int64)
+        """From how many sides it is the same question."""
+        self.images = torch.zeros(count, SIDES, 0, dtype=torch.int16, device=self.device)
+        """[positions, sides, tokens], padded."""
+        self.moves = torch.zeros(count, 2, MOVES_KEPT, dtype=torch.int16, device=self.device)
+        self.shares = torch.zeros(count, 2, MOVES_KEPT, device=self.device)
+        """How often each of these stands first, and anywhere."""
+
+    def at(self, step: int, workers: Workers | None = None) -> list[Drilled]:
+        """This rank's share of what a step drills; `workers` help with what is new."""
+        count = self.settings.agreement_prompts
+        places = np.arange(step * count, (step + 1) * count)[distributed.share(count)]
+        if not len(places):
+            return []
+        numbers = self.turns(places)
+        new = np.unique(numbers[self.heads[numbers] == 0])
+        for at in range(0, len(new), ASKED_AT_ONCE):
+            self.ask(new[at : at + ASKED_AT_ONCE], workers)
+        head = rounded_up(int(self.heads[numbers].max()), together_on(self.device))
+        most = max(1, self.settings.micro_tokens // (head + MOST_MOVES - 1))
+        parts = range(0, len(places), most)
+        return [self.lined(numbers[at : at + most], places[at : at + most], head) for at in parts]
+
+    def turns(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Whose turn it is at each place of the endless stream of positions."""
+        count, seed = len(self.rows), self.settings.seed + SEED
+        numbers = np.empty_like(places)
+        for epoch in np.unique(places // count):
+            now = places // count == epoch
+            numbers[now] = shuffled(count, seed, int(epoch), 0)[places[now] % count]
+        return numbers
+
+    def ask(self, numbers: NDArray[np.int64], workers: Workers | None) -> None:
+        """Find out and keep what the reference agrees on about these positions."""
+        rows = [self.rows[number] for number in numbers]
+        ids = self.tokenizer.encode_batch([prompt_text(row, self.tokenizer) for row in rows])
+        prompts = [
+            Prompt("P", row, tuple(mine), int(number))
+            for row, mine, number in zip(rows, ids, numbers, strict=True)
+        ]
+        shares = agreed_shares(prompts, self.learner, self.tokenizer, self.settings, workers)
+        kept = shares.topk(MOVES_KEPT)
+        seen = views(prompts, self.tokenizer, together_on(self.device))
+        wider = seen.ids.shape[1] - self.images.shape[2]
+        if wider > 0:
+            self.images = F.pad(self.images, (0, wider), value=self.tokenizer.eos)
+        here = sent(torch.from_numpy(numbers), self.device)
+        self.moves[here], self.shares[here] = kept.indices.short(), kept.values
+        asked, side = (sent(torch.from_numpy(one), self.device) for one in (seen.asked, seen.sides))
+        images = sent(torch.from_numpy(seen.ids).short(), self.device)
+        self.images[here[asked], side, : images.shape[1]] = images
+        self.heads[numbers] = [len(prompt.ids) for prompt in prompts]
+        self.sides[numbers] = np.bincount(seen.asked)
+
+    def lined(self, numbers: NDArray[np.int64], places: NDArray[np.int64], head: int) -> Drilled:
+        """Positions, each from a side and with a list behind it, as one pass with its targets."""
+        here, heads, sides = (
+            sent(torch.from_numpy(one), self.device)
+            for one in (numbers, self.heads[numbers], self.sides[numbers])
+        )
+        nobody = [0] * len(places)
+        keys = row_keys(self.settings.seed + SEED, 1, places.tolist(), nobody)
+        waits = waiting_times(sent(keys, self.device), 1 + 2 * MOVES_KEPT)
+        side = torch.minimum((sides * torch.exp(-waits[:, 0])).long(), sides - 1)
+        names = sent(torch.from_numpy(called(self.tokenizer)), self.device)
+        moves, shares = self.moves[here].long(), self.shares[here]
+        moves = names[side[:, None, None], moves]
+        lists = self.drawn(moves, shares, waits[:, 1:])
+        vocabulary = self.learner.model.config.vocab_size
+        table = shares.new_zeros(len(numbers), 2, vocabulary).scatter_(2, moves, shares)
+        # as wide as recorded passes like it; the last token is never fed
+        wide = rounded_up(MOST_MOVES - 1, max(1, together_on(self.device) // 2)) + 1
+        lists = F.pad(lists, (0, wide - MOST_MOVES), value=self.tokenizer.eos)
+        lengths = torch.full((len(numbers), 1), MOST_MOVES, device=self.device)
+        prompts = self.images[here, side, :head].long()
+        lined = packed(prompts, heads, lists[:, None], lengths)
+        return Drilled(lined, agreed_rows(lined, table, self.tokenizer, self.settings))
+
+    def drawn(self, moves: Tensor, shares: Tensor, waits: Tensor) -> Tensor:
+        """[positions, five] a list of each, by its targets; filled up with its end."""
+        settings = self.settings
+        first = sharpened(shares[:, 0], settings.agreement_first_power)
+        best = moves[:, 0].gather(1, raced(first, waits[:, :MOVES_KEPT], 1))
+        later = sharpened(shares[:, 1], settings.agreement_power)
+        later = torch.where(moves[:, 1] == best, -torch.inf, later)
+        others = moves[:, 1].gather(1, raced(later, waits[:, MOVES_KEPT:], MOST_MOVES - 1))
+        there = (shares[:, 1] > 0).sum(1, keepdim=True)
+        place = torch.arange(MOST_MOVES, device=moves.device)
+        end = move_tokens(self.tokenizer)[0][END_OF_LIST]
+        return torch.where(place < there, torch.cat((best, others), 1), end)

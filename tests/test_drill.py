@@ -1,0 +1,171 @@
+"""Prompts that learn from agreement alone: whose turn it is, from which side, along which list."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rookworld import distributed
+from rookworld import drill as module
+from rookworld.agreement import SIDES, agreed_shares, called
+from rookworld.drill import Drill, Drilled
+from rookworld.groups import Prompt
+from rookworld.grpo.agreement import raced
+from rookworld.settings import TrainSettings
+from rookworld.tasks.notation import flip_fen, mirror_fen
+from rookworld.tasks.outlook import END_OF_LIST
+from rookworld.tasks.policy import POLICY
+from rookworld.tasks.scoring import Workers
+from rookworld.tasks.task import PolicyRow, legal_moves
+from rookworld.trainer_state import new_learner
+from tiny_training import tiny_rows, tiny_settings, tiny_tokenizer
+
+TOKENIZER = tiny_tokenizer()
+CASTLES = "r3k2r/pppq1ppp/2np1n2/4p3/4P3/2NP1N2/PPPQ1PPP/R3K2R w KQkq - 4 9"
+CASTLED = "r4rk1/pppq1ppp/2np1n2/4p3/4P3/2NP1N2/PPPQ1PPP/R4RK1 b - - 7 10"
+FEW = "k7/8/8/8/8/8/8/K6R b - - 0 1"
+END = TOKENIZER.token(f" {END_OF_LIST}")
+
+
+def images(fen: str) -> list[str]:
+    """By the numbers of the sides."""
+    both = [fen, flip_fen(fen)]
+    return both if fen == CASTLES else [*both, *(mirror_fen(one) for one in both)]
+
+
+def ids_of(fen: str) -> tuple[int, ...]:
+    return tuple(TOKENIZER.encode(POLICY.prompt(PolicyRow(fen, (), ()), "compact")))
+
+
+@pytest.fixture
+def settings(warm_folder: Path, tmp_path: Path) -> TrainSettings:
+    return tiny_settings(
+        warm_folder, tmp_path, agreement_coef=1.0, agreement_lists=2, agreement_prompts=40
+    )
+
+
+def drill_of(settings: TrainSettings, *fens: str) -> Drill:
+    learner = new_learner(Path(settings.model), settings, torch.device("cpu"))
+    rows = [PolicyRow(fen, (), ()) for fen in fens] if fens else tiny_rows()
+    return Drill(rows, learner, TOKENIZER, settings)
+
+
+def told(drilled: list[Drilled]) -> list[tuple[tuple[int, ...], list[int], Tensor]]:
+    """Prompt, list and targets [places, vocabulary] of everything that is drilled."""
+    found = []
+    for one in drilled:
+        lined = one.pack
+        heads = lined.ids[0, : len(lined.heads) * lined.head].view(len(lined.heads), -1)
+        lists = lined.grid(lined.targets)[:, :5]
+        target = one.agreed.target().exp()
+        mine = lined.sequences[one.agreed.rows]
+        for number, (ids, head) in enumerate(zip(heads.tolist(), lined.heads, strict=True)):
+            found.append((tuple(ids[:head]), lists[number].tolist(), target[mine == number]))
+    return found
+
+
+def test_a_race_is_won_by_the_exponentials_of_scores() -> None:
+    scores = torch.tensor([[-torch.inf, 0.0, 1.0, 2.0]]).expand(40_000, -1)
+    waits = torch.empty(scores.shape).exponential_(generator=torch.manual_seed(1))
+    drawn = raced(scores, waits, 4)
+    assert bool((drawn[:, 3] == 0).all())
+    assert bool((drawn.sort(1).values == torch.arange(4)).all())
+    odds = scores[0].exp()
+    for first in (1, 2, 3):
+        for second in {1, 2, 3} - {first}:
+            expected = odds[first] / odds.sum() * odds[second] / (odds.sum() - odds[first])
+            share = ((drawn[:, 0] == first) & (drawn[:, 1] == second)).float().mean()
+            assert float(share) == pytest.approx(float(expected), abs=0.01)
+
+
+@pytest.mark.parametrize("fen", [CASTLES, CASTLED])
+def test_an_image_has_the_image_of_the_targets(fen: str, settings: TrainSettings) -> None:
+    """From every side from which it is the same question; lists are moves that are there."""
+    settings = replace(settings, agreement_first=2.0)
+    drill = drill_of(settings, fen)
+    shares = agreed_shares(
+        [Prompt("P", drill.rows[0], ids_of(fen), 0)], drill.learner, TOKENIZER, settings
+    )[0]
+    sides = {ids_of(image): number for number, image in enumerate(images(fen))}
+    names = torch.from_numpy(called(TOKENIZER))
+    met = set()
+    for ids, listed, targets in told(drill.at(0)):
+        side = sides[ids]
+        met.add(side)
+        legal = {TOKENIZER.token(f" {move}") for move in legal_moves(images(fen)[side])}
+        assert set(listed) <= legal and len(set(listed)) == 5
+        top = shares[0].topk(32).indices
+        expected = torch.zeros_like(shares[0])
+        expected[names[side][top]] = shares[0, top]
+        assert torch.allclose(targets[0], expected / expected.sum(), atol=1e-5)
+        third = torch.zeros_like(expected)
+        top = shares[1].topk(32).indices
+        third[names[side][top]] = shares[1, top] ** settings.agreement_power
+        third[listed[:2]] = 0
+        assert torch.allclose(targets[2], third / third.sum(), atol=1e-5)
+        assert len(targets) == 5
+    assert met == set(range(2 if fen == CASTLES else SIDES))
+
+
+def test_a_list_ends_where_there_are_no_more_moves(settings: TrainSettings) -> None:
+    for _, listed, targets in told(drill_of(settings, FEW).at(0)):
+        assert len(set(listed[:3])) == 3 and END not in listed[:3] and listed[3:] == [END] * 2
+        assert len(targets) == 4
+        assert float(targets[3, END]) == 1 and float(targets[2, END]) == 0
+
+
+def test_what_is_drilled_depends_on_seed_and_step_alone(settings: TrainSettings) -> None:
+    def lists(settings: TrainSettings, step: int) -> list[Any]:
+        return [(ids, listed) for ids, listed, _ in told(drill_of(settings).at(step))]
+
+    whole = lists(settings, 3)
+    assert len(whole) == settings.agreement_prompts
+    assert lists(replace(settings, micro_tokens=1), 3) == whole
+    assert lists(settings, 4) != whole
+    assert lists(replace(settings, seed=8), 3) != whole
+    assert len({tuple(listed) for _, listed in whole}) > 20
+
+
+def test_every_rank_drills_its_share(
+    settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = told(drill_of(settings).at(1))
+    shared = []
+    for part in (slice(0, 15), slice(15, 40), slice(40, 40)):
+        monkeypatch.setattr(distributed, "share", lambda count, part=part: part)
+        shared += told(drill_of(settings).at(1))
+    assert [one[:2] for one in shared] == [one[:2] for one in whole]
+
+
+def test_a_position_is_asked_about_once_and_drilled_at_every_turn(
+    settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def counted(prompts: list[Prompt], *rest: Any) -> Tensor:
+        asked.extend(prompt.row.fen for prompt in prompts)
+        return agreed_shares(prompts, *rest)
+
+    monkeypatch.setattr(module, "agreed_shares", counted)
+    drill = drill_of(replace(settings, agreement_prompts=5))
+    fens = [row.fen for row in drill.rows]
+    for step in range(8):
+        drill.at(step)
+    assert sorted(asked) == sorted(fens) and len(fens) == 8
+    epochs = drill.turns(np.arange(16)).reshape(2, 8)
+    assert [sorted(epoch) for epoch in epochs.tolist()] == [list(range(8))] * 2
+    assert epochs[0].tolist() != epochs[1].tolist()
+
+
+def test_workers_know_the_rules_too(settings: TrainSettings) -> None:
+    settings = replace(settings, agreement_prompts=4)
+    alone = drill_of(settings).at(0)
+    helped = drill_of(settings).at(0, Workers(1))
+    for one, other in zip(alone, helped, strict=True):
+        assert torch.equal(one.agreed.scores, other.agreed.scores)
