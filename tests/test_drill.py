@@ -17,6 +17,8 @@ from rookworld.agreement import SIDES, agreed_shares, called
 from rookworld.drill import Drill, Drilled
 from rookworld.groups import Prompt
 from rookworld.grpo.agreement import raced
+from rookworld.model.gpt2 import GPT2, GPT2Config
+from rookworld.passes import Learner
 from rookworld.settings import TrainSettings
 from rookworld.tasks.notation import flip_fen, mirror_fen
 from rookworld.tasks.outlook import END_OF_LIST
@@ -118,6 +120,29 @@ def test_a_list_ends_where_there_are_no_more_moves(settings: TrainSettings) -> N
         assert len(set(listed[:3])) == 3 and END not in listed[:3] and listed[3:] == [END] * 2
         assert len(targets) == 4
         assert float(targets[3, END]) == 1 and float(targets[2, END]) == 0
+
+
+def test_a_model_may_have_more_ids_than_its_tokenizer(
+    settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a position with few moves, ids without a share are kept too: any but those."""
+    more = 64
+
+    def worst(prompts: list[Prompt], *rest: Any) -> Tensor:
+        shares = agreed_shares(prompts, *rest)
+        shares[..., :-more][shares[..., :-more] == 0] = -1.0  # the others would be kept first
+        return shares
+
+    monkeypatch.setattr(module, "agreed_shares", worst)
+    model = GPT2(
+        GPT2Config(
+            vocab_size=TOKENIZER.vocab_size + more, n_positions=128, n_embd=8, n_layer=1, n_head=1
+        )
+    ).init_weights(1)
+    drill = Drill([PolicyRow(FEW, (), ())], Learner(model, model, None), TOKENIZER, settings)
+    for _, listed, _ in told(drill.at(0)):
+        assert listed[3:] == [END] * 2
+    assert int(drill.moves.max()) < TOKENIZER.vocab_size
 
 
 def test_what_is_drilled_depends_on_seed_and_step_alone(settings: TrainSettings) -> None:

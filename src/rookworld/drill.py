@@ -64,13 +64,16 @@ class Drill:
         self.rows = [row for row in rows if isinstance(row, PolicyRow)]
         self.learner, self.tokenizer, self.settings = learner, tokenizer, settings
         count, self.device = len(self.rows), learner.model.device
+        small = tokenizer.vocab_size <= torch.iinfo(torch.int16).max
+        self.kind = torch.int16 if small else torch.int32
+        """What ids are kept as: there may be a gigabyte of them."""
         self.heads = np.zeros(count, dtype=np.int64)
         """Tokens of each prompt; 0: the reference has not been asked yet."""
         self.sides = np.zeros(count, dtype=np.int64)
         """From how many sides it is the same question."""
-        self.images = torch.zeros(count, SIDES, 0, dtype=torch.int16, device=self.device)
+        self.images = torch.zeros(count, SIDES, 0, dtype=self.kind, device=self.device)
         """[positions, sides, tokens], padded."""
-        self.moves = torch.zeros(count, 2, MOVES_KEPT, dtype=torch.int16, device=self.device)
+        self.moves = torch.zeros(count, 2, MOVES_KEPT, dtype=self.kind, device=self.device)
         self.shares = torch.zeros(count, 2, MOVES_KEPT, device=self.device)
         """How often each of these stands first, and anywhere."""
 
@@ -107,15 +110,15 @@ class Drill:
             for row, mine, number in zip(rows, ids, numbers, strict=True)
         ]
         shares = agreed_shares(prompts, self.learner, self.tokenizer, self.settings, workers)
-        kept = shares.topk(MOVES_KEPT)
+        kept = shares[..., : self.tokenizer.vocab_size].topk(MOVES_KEPT)
         seen = views(prompts, self.tokenizer, together_on(self.device))
         wider = seen.ids.shape[1] - self.images.shape[2]
         if wider > 0:
             self.images = F.pad(self.images, (0, wider), value=self.tokenizer.eos)
         here = sent(torch.from_numpy(numbers), self.device)
-        self.moves[here], self.shares[here] = kept.indices.short(), kept.values
+        self.moves[here], self.shares[here] = kept.indices.to(self.kind), kept.values
         asked, side = (sent(torch.from_numpy(one), self.device) for one in (seen.asked, seen.sides))
-        images = sent(torch.from_numpy(seen.ids).short(), self.device)
+        images = sent(torch.from_numpy(seen.ids).to(self.kind), self.device)
         self.images[here[asked], side, : images.shape[1]] = images
         self.heads[numbers] = [len(prompt.ids) for prompt in prompts]
         self.sides[numbers] = np.bincount(seen.asked)
