@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import json
 import math
 import os
 import shutil
 import subprocess
 import tomllib
 import typing
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -19,8 +21,8 @@ from typing import Any
 import pytest
 
 import rookworld
-from rookworld.commands.training import read_settings, usual
-from rookworld.config import Bounds
+from rookworld.commands.training import read_settings, train_settings, usual
+from rookworld.config import Bounds, of_run, resolved
 from rookworld.errors import ConfigError
 from rookworld.presets import PRETRAIN_PRESETS, TRAIN_PRESETS
 from rookworld.pretrain_settings import PRETRAIN_BOUNDS, PretrainSettings
@@ -306,3 +308,22 @@ def test_a_preset_is_written_out_as_a_file(name: str) -> None:
         assert tomllib.load(opened) == TRAIN_PRESETS[name]
     by_name = read_settings(["--preset", name], "rookworld train")
     assert read_settings(["--config", str(file)], "rookworld train") == by_name
+
+
+def test_what_is_not_given_resume_takes_from_the_run(tmp_path: Path) -> None:
+    """Flags and presets win; where a run lies and what to do with it is not asked of it."""
+    old = TrainSettings(lr=1e-3, steps=7, p_best=0.4, data=("a", "b"), out=Path("elsewhere"))
+    (tmp_path / "config.json").write_text(json.dumps(resolved(old)), encoding="utf-8")
+    again = ["--out", str(tmp_path), "--resume"]
+    found = train_settings([*again, "--steps", "9"])
+    assert found == replace(old, steps=9, out=tmp_path, resume=True)
+    over = train_settings([*again, "--preset", "overfit"])
+    assert (over.lr, over.steps) == (TRAIN_PRESETS["overfit"]["lr"], 7)
+    assert train_settings(["--preset", "plain", "--out", str(tmp_path)]).lr == TrainSettings().lr
+
+
+@pytest.mark.parametrize("text", ["{", "[]", json.dumps(resolved(PretrainSettings()))])
+def test_a_run_of_another_kind_gives_no_settings(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    assert of_run(TrainSettings(), tmp_path) is None
+    assert of_run(TrainSettings(), tmp_path / "nowhere") is None

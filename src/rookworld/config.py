@@ -188,6 +188,24 @@ def resolved(settings: Any) -> dict[str, Any]:
     return plain
 
 
+HERE_AND_NOW = ("out", "resume", "dry_run")
+"""Settings that a command has for itself, not from the run it goes on with."""
+
+
+def of_run(default: Settings, folder: Path) -> Settings | None:
+    """The settings that a run of this kind was last given; None without such a run."""
+    path = folder / "config.json"
+    names = {field.name for field in dataclasses.fields(default)}  # type: ignore[arg-type]
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(told, dict) or set(told) != names:
+        return None
+    kept = {name: value for name, value in told.items() if name not in HERE_AND_NOW}
+    return override(default, kept, str(path))
+
+
 def short_hash(settings: Any, ignore: Iterable[str] = ()) -> str:
     """Eight characters that are equal when the settings are."""
     left_out = set(ignore)

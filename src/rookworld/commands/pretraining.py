@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rookworld.commands.display import banner, bar, say
-from rookworld.config import layered, parse, resolved, short_hash
+from rookworld.config import layered, of_run, parse, resolved, short_hash
 from rookworld.interruption import Interrupted
 from rookworld.presets import PRETRAIN_PRESETS
 from rookworld.pretrain_settings import PretrainSettings
@@ -18,9 +18,18 @@ if TYPE_CHECKING:
 COMMAND = "rookworld pretrain"
 
 
+def read_settings(args: list[str], start: PretrainSettings) -> PretrainSettings:
+    """Where it starts < preset < TOML file < flags."""
+    default, rest = layered(start, PRETRAIN_PRESETS, args)
+    return parse(PretrainSettings, rest, command=COMMAND, default=default)
+
+
 def pretrain(args: list[str]) -> int:
-    default, rest = layered(PretrainSettings(), PRETRAIN_PRESETS, args)
-    settings = parse(PretrainSettings, rest, command=COMMAND, default=default)
+    settings = read_settings(args, PretrainSettings())
+    own = of_run(PretrainSettings(), settings.out) if settings.resume else None
+    if own is not None:
+        say(f"what is not given is taken from {settings.out / 'config.json'}")
+        settings = read_settings(args, own)
     from rookworld import distributed, packing
     from rookworld import pretrain as loop
     from rookworld.answers import ModelAnswerer

@@ -13,7 +13,16 @@ from rich.table import Table
 
 from rookworld.commands.display import Bar, banner, bar, say, show, speaks
 from rookworld.commands.judging import open_judge
-from rookworld.config import layered, leading, override, parse, resolved, short_hash, take_option
+from rookworld.config import (
+    layered,
+    leading,
+    of_run,
+    override,
+    parse,
+    resolved,
+    short_hash,
+    take_option,
+)
 from rookworld.data.sources import load_rows
 from rookworld.errors import ConfigError
 from rookworld.interruption import Interrupted
@@ -27,6 +36,7 @@ if TYPE_CHECKING:
     from rookworld.laws import Law
     from rookworld.train import Evaluate
 
+COMMAND = "rookworld train"
 Rows = list[PolicyRow | EnvironmentRow]
 Train = Callable[..., Path]
 """A loop: settings, rows, evaluation, judge and hooks in, the final model's folder out."""
@@ -45,9 +55,19 @@ def read_settings(
     return parse(TrainSettings, rest, command=command, default=default, about=about)
 
 
+def train_settings(args: Sequence[str]) -> TrainSettings:
+    """The settings of `train`; what is not given, --resume takes from the run itself."""
+    settings = read_settings(args, COMMAND)
+    own = of_run(TrainSettings(), settings.out) if settings.resume else None
+    if own is None:
+        return read_settings(usual(args), COMMAND)
+    say(f"what is not given is taken from {settings.out / 'config.json'}")
+    return read_settings(args, COMMAND, own)
+
+
 def usual(args: Sequence[str]) -> Sequence[str]:
     """The arguments of `train`; those of the demo, where no GPU and nothing else is asked for."""
-    settings = read_settings(args, "rookworld train")
+    settings = read_settings(args, COMMAND)
     from rookworld.distributed import pick_device
 
     asked = any(take_option(args, name)[0] is not None for name in ("preset", "config"))
@@ -65,7 +85,7 @@ def read_rows(sources: Sequence[str]) -> Rows:
 
 
 def train(args: list[str]) -> int:
-    settings = read_settings(usual(args), "rookworld train")
+    settings = train_settings(args)
     plain, start = resolved(settings), resolved(TrainSettings())
     changed = {name: value for name, value in plain.items() if start[name] != value}
     mark = short_hash(settings, ignore=("out", "resume", "dry_run"))
