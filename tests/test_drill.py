@@ -188,6 +188,36 @@ def test_a_position_is_asked_about_once_and_drilled_at_every_turn(
     assert epochs[0].tolist() != epochs[1].tolist()
 
 
+def test_a_checkpoint_knows_what_was_asked(
+    settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the bit: asked again beside other positions, a reference rounds otherwise."""
+    first = drill_of(replace(settings, agreement_prompts=3))
+    first.at(0)
+    first.shares[first.asked] *= 1.0 + 1e-6
+    kept = first.tensors()
+    again = drill_of(first.settings)
+    again.restore(kept)
+    asked: list[int] = []
+
+    def counted(prompts: list[Prompt], *rest: Any) -> Tensor:
+        asked.extend(prompt.key for prompt in prompts)
+        return agreed_shares(prompts, *rest)
+
+    monkeypatch.setattr(module, "agreed_shares", counted)
+    for one, other in zip(first.at(0), again.at(0), strict=True):
+        assert torch.equal(one.pack.ids, other.pack.ids)
+        assert torch.equal(one.agreed.scores, other.agreed.scores)
+    assert not asked
+    again.at(1)
+    assert not set(asked) & set(kept["numbers"].tolist()) and asked
+    others: list[dict[str, Any]] = [{"seed": 5}, {"agreement_lists": 3}]
+    for changes in others:
+        stranger = drill_of(replace(first.settings, **changes))
+        stranger.restore(kept)
+        assert not stranger.asked.any()
+
+
 def test_workers_know_the_rules_too(settings: TrainSettings) -> None:
     settings = replace(settings, agreement_prompts=4)
     alone = drill_of(settings).at(0)

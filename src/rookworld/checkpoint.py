@@ -192,7 +192,7 @@ def restore_optimizer(
     """Put the moments saved by `optimizer_tensors` back."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
-    for name, value in _below(tensors, prefix):
+    for name, value in below(tensors, prefix):
         index, moment = name.split(".", 1)
         if not _belongs(value, int(index), parameters):
             raise ConfigError(
@@ -211,7 +211,8 @@ def _belongs(moment: Tensor, index: int, parameters: list[Tensor]) -> bool:
     return index < len(parameters) and moment.shape in ((), parameters[index].shape)
 
 
-def _below(tensors: Mapping[str, Tensor], prefix: str) -> Iterable[tuple[str, Tensor]]:
+def below(tensors: Mapping[str, Tensor], prefix: str) -> Iterable[tuple[str, Tensor]]:
+    """Those whose names begin with a prefix and a dot, by the rest of their names."""
     start = prefix + "."
     return ((n.removeprefix(start), t) for n, t in tensors.items() if n.startswith(start))
 

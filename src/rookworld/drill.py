@@ -11,7 +11,8 @@ of the targets; labels are not looked at.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,7 +69,9 @@ class Drill:
         self.kind = torch.int16 if small else torch.int32
         """What ids are kept as: there may be a gigabyte of them."""
         self.heads = np.zeros(count, dtype=np.int64)
-        """Tokens of each prompt; 0: the reference has not been asked yet."""
+        """Tokens of each prompt; 0: it has not had a turn yet."""
+        self.asked = np.zeros(count, dtype=np.bool_)
+        """Whether the reference has been asked."""
         self.sides = np.zeros(count, dtype=np.int64)
         """From how many sides it is the same question."""
         self.images = torch.zeros(count, SIDES, 0, dtype=self.kind, device=self.device)
@@ -86,7 +89,7 @@ class Drill:
         numbers = self.turns(places)
         new = np.unique(numbers[self.heads[numbers] == 0])
         for at in range(0, len(new), ASKED_AT_ONCE):
-            self.ask(new[at : at + ASKED_AT_ONCE], workers)
+            self.meet(new[at : at + ASKED_AT_ONCE], workers)
         head = rounded_up(int(self.heads[numbers].max()), together_on(self.device))
         most = max(1, self.settings.micro_tokens // (head + MOST_MOVES - 1))
         parts = range(0, len(places), most)
@@ -101,27 +104,61 @@ class Drill:
             numbers[now] = shuffled(count, seed, int(epoch), 0)[places[now] % count]
         return numbers
 
-    def ask(self, numbers: NDArray[np.int64], workers: Workers | None) -> None:
-        """Find out and keep what the reference agrees on about these positions."""
+    def meet(self, numbers: NDArray[np.int64], workers: Workers | None) -> None:
+        """Have positions ready for their first turn; those of a resumed run were asked before."""
         rows = [self.rows[number] for number in numbers]
         ids = self.tokenizer.encode_batch([prompt_text(row, self.tokenizer) for row in rows])
         prompts = [
             Prompt("P", row, tuple(mine), int(number))
             for row, mine, number in zip(rows, ids, numbers, strict=True)
         ]
-        shares = agreed_shares(prompts, self.learner, self.tokenizer, self.settings, workers)
-        kept = shares[..., : self.tokenizer.vocab_size].topk(MOVES_KEPT)
+        self.ask([prompt for prompt in prompts if not self.asked[prompt.key]], workers)
         seen = views(prompts, self.tokenizer, together_on(self.device))
         wider = seen.ids.shape[1] - self.images.shape[2]
         if wider > 0:
             self.images = F.pad(self.images, (0, wider), value=self.tokenizer.eos)
         here = sent(torch.from_numpy(numbers), self.device)
-        self.moves[here], self.shares[here] = kept.indices.to(self.kind), kept.values
         asked, side = (sent(torch.from_numpy(one), self.device) for one in (seen.asked, seen.sides))
         images = sent(torch.from_numpy(seen.ids).to(self.kind), self.device)
         self.images[here[asked], side, : images.shape[1]] = images
         self.heads[numbers] = [len(prompt.ids) for prompt in prompts]
         self.sides[numbers] = np.bincount(seen.asked)
+
+    def ask(self, prompts: Sequence[Prompt], workers: Workers | None) -> None:
+        """Find out and keep what the reference agrees on about these positions."""
+        if not prompts:
+            return
+        shares = agreed_shares(prompts, self.learner, self.tokenizer, self.settings, workers)
+        kept = shares[..., : self.tokenizer.vocab_size].topk(MOVES_KEPT)
+        numbers = [prompt.key for prompt in prompts]
+        self.moves[numbers], self.shares[numbers] = kept.indices.to(self.kind), kept.values
+        self.asked[numbers] = True
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What the reference has said so far, for a checkpoint.
+
+        Asked again beside other positions it would say the same but for its rounding.
+        """
+        numbers = torch.from_numpy(self.asked.nonzero()[0])
+        here = numbers.to(self.device)
+        told = {"moves": self.moves[here], "shares": self.shares[here]}
+        return told | {"numbers": numbers, "of": torch.tensor(self.fingerprint())}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Know again what `tensors` gave, if it is about the same positions and questions."""
+        if tensors.get("of", torch.tensor(0)).item() != self.fingerprint():
+            return
+        here = tensors["numbers"].to(self.device)
+        self.moves[here] = tensors["moves"].to(self.moves)
+        self.shares[here] = tensors["shares"].to(self.shares)
+        self.asked[tensors["numbers"].numpy()] = True
+
+    def fingerprint(self) -> int:
+        """Of everything that answers of the same reference depend on."""
+        told = hashlib.sha256(f"{self.settings.seed} {self.settings.agreement_lists}".encode())
+        for row in self.rows:
+            told.update(row.fen.encode())
+        return int.from_bytes(told.digest()[:7], "big")
 
     def lined(self, numbers: NDArray[np.int64], places: NDArray[np.int64], head: int) -> Drilled:
         """Positions, each from a side and with a list behind it, as one pass with its targets."""

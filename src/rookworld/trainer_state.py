@@ -22,6 +22,7 @@ from rookworld import distributed, passes, sharding
 from rookworld.answers import NEW_TOKENS
 from rookworld.checkpoint import (
     Checkpoint,
+    below,
     drop_after,
     load_checkpoint,
     mark_best,
@@ -308,6 +309,8 @@ def save(run: Run, state: State, settings: TrainSettings, *, best: bool = False)
     tensors |= {f"reference.{n}": t for n, t in state.learner.reference.named_parameters()}
     if state.learner.value_head is not None:
         tensors |= {f"value.{n}": t for n, t in state.learner.value_head.named_parameters()}
+    if state.drill is not None:
+        tensors |= {f"drill.{n}": t for n, t in state.drill.tensors().items()}
     tensors = sharding.whole_tensors(tensors)
     if distributed.rank() == 0:
         plain = state.plain() | {"events": sum(1 for _ in read_lines(run.folder / EVENTS))}
@@ -367,6 +370,8 @@ def restore(state: State, checkpoint: Checkpoint, *, recovering: bool) -> None:
     for optimizer, name in zip(state.optimizers, MOMENTS, strict=False):
         optimizer.state.clear()
         restore_optimizer(optimizer, checkpoint.tensors, name)
+    if state.drill is not None:
+        state.drill.restore(dict(below(checkpoint.tensors, "drill")))
     state.load_plain(checkpoint.state, recovering=recovering)
 
 
