@@ -33,7 +33,7 @@ from rookworld.config import resolved
 from rookworld.errors import ConfigError, Diverged
 from rookworld.interruption import Interrupted, interruptible
 from rookworld.model.gpt2 import GPT2, GPT2Config
-from rookworld.model.muon import StackedMuon, as_muon_sees
+from rookworld.model.muon import muon_of, stepped_by
 from rookworld.model.precision import passes_in
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
@@ -149,8 +149,10 @@ def as_started(settings: PretrainSettings, model: GPT2, tokenizer: Tokenizer) ->
 
 def make_optimizers(model: GPT2, settings: PretrainSettings) -> list[torch.optim.Optimizer]:
     """AdamW, and Muon for block matrices if it is asked for."""
-    matrices = as_muon_sees(model.named_parameters()) if settings.optimizer == "muon" else []
-    taken = {weight for group in matrices for weight in group["params"]}
+    asked = settings.optimizer == "muon"
+    lr, decay = settings.lr, settings.weight_decay
+    muon = [muon_of(model.named_parameters(), lr, decay)] if asked else []
+    taken = stepped_by(muon)
     rest = [weight for weight in model.parameters() if weight not in taken]
     adam = torch.optim.AdamW(
         [
@@ -161,15 +163,7 @@ def make_optimizers(model: GPT2, settings: PretrainSettings) -> list[torch.optim
         betas=(0.9, 0.95),
         fused=model.device.type == "cuda",
     )
-    if not matrices:
-        return [adam]
-    muon = StackedMuon(
-        matrices,
-        lr=settings.lr,
-        weight_decay=settings.weight_decay,
-        adjust_lr_fn="match_rms_adamw",
-    )
-    return [adam, muon]
+    return [adam, *muon]
 
 
 def set_rates(state: State, settings: PretrainSettings) -> None:

@@ -42,7 +42,7 @@ from rookworld.grpo.guard import Guard, GuardSettings
 from rookworld.grpo.kl import KLControl, KLSettings
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.graphs import PassGraphs
-from rookworld.model.muon import StackedMuon, as_muon_sees
+from rookworld.model.muon import muon_of, stepped_by
 from rookworld.model.sampling import Sampling
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder
@@ -152,9 +152,10 @@ def new_learner(folder: Path, settings: TrainSettings, device: torch.device) -> 
 
 def make_optimizers(learner: Learner, settings: TrainSettings) -> list[torch.optim.Optimizer]:
     """AdamW, and Muon for block matrices if it is asked for."""
-    chosen = settings.optimizer == "muon"
-    matrices = as_muon_sees(learner.model.named_parameters()) if chosen else []
-    taken = {weight for group in matrices for weight in group["params"]}
+    asked = settings.optimizer == "muon"
+    lr, decay = settings.lr, settings.weight_decay
+    muon = [muon_of(learner.model.named_parameters(), lr, decay)] if asked else []
+    taken = stepped_by(muon)
     # groups of their own: one group's tensors are all shares or all whole
     heads = [] if learner.value_head is None else [learner.value_head]
     adam = torch.optim.AdamW(
@@ -168,15 +169,7 @@ def make_optimizers(learner: Learner, settings: TrainSettings) -> list[torch.opt
         weight_decay=settings.weight_decay,
         fused=learner.model.device.type == "cuda" or not settings.shard,
     )
-    if not matrices:
-        return [adam]
-    muon = StackedMuon(
-        matrices,
-        lr=settings.lr,
-        weight_decay=settings.weight_decay,
-        adjust_lr_fn="match_rms_adamw",
-    )
-    return [adam, muon]
+    return [adam, *muon]
 
 
 def record_passes(learner: Learner) -> None:

@@ -71,6 +71,20 @@ def orthogonalised(
     return found.mT if tall else found
 
 
+def muon_of(
+    named: Iterable[tuple[str, nn.Parameter]], lr: float, weight_decay: float
+) -> StackedMuon:
+    """Muon for a GPT-2's block matrices, with steps as large as AdamW's at the same rate."""
+    groups = as_muon_sees(named)
+    return StackedMuon(groups, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+
+
+def stepped_by(optimizers: Iterable[torch.optim.Optimizer]) -> set[Tensor]:
+    """The weights that some optimizers step."""
+    groups = (group for one in optimizers for group in one.param_groups)
+    return {weight for group in groups for weight in group["params"]}
+
+
 def as_muon_sees(named: Iterable[tuple[str, nn.Parameter]]) -> list[dict[str, Any]]:
     """Groups of a GPT-2's block matrices; query, key and value are three in one weight."""
     matrices = [(n, w) for n, w in named if n.startswith("h.") and w.ndim == 2 and w.requires_grad]
