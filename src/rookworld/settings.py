@@ -307,6 +307,13 @@ class TrainSettings(RewardWeights):
 
     def __post_init__(self) -> None:
         check_bounds(self, TRAIN_BOUNDS)
+        self._can_be_paid()
+        self._can_be_stepped()
+        if self.agreement_coef > 0:
+            self._can_agree()
+
+    def _can_be_paid(self) -> None:
+        """Rewards, credit and KL go together."""
         require(
             self.k_samples >= 2 or self.gae,
             f"--k-samples {self.k_samples}: a group needs at least 2 answers to compare",
@@ -330,6 +337,13 @@ class TrainSettings(RewardWeights):
             "step; take --loss token, cispo or tv",
         )
         require(
+            self.kl_coef_min <= self.kl_coef_max,
+            f"--kl-coef-min {self.kl_coef_min} is above --kl-coef-max {self.kl_coef_max}",
+        )
+
+    def _can_be_stepped(self) -> None:
+        """Weights that learn, their optimizer and where they lie go together."""
+        require(
             not self.shard or self.ref_device is None,
             f"--ref-device {self.ref_device}: with --shard the reference is shared out like the "
             "policy; leave one of them out",
@@ -342,23 +356,22 @@ class TrainSettings(RewardWeights):
             self.optimizer == "adamw" or not self.shard,
             "--optimizer muon steps whole matrices, which no process has with --shard",
         )
+
+    def _can_agree(self) -> None:
+        """There are lists, and a reference that can write them."""
         following = self.ref_sync_every > 0 or self.ref_reset_kl > 0
         require(
-            self.agreement_coef == 0 or not following,
+            not following,
             "--agreement-coef needs a reference that stays as it is: what lists agree on would "
             "become what they agree on; leave out --ref-sync-every and --ref-reset-kl",
         )
         require(
-            self.agreement_coef == 0 or not self.shard,
+            not self.shard,
             "--agreement-coef has the reference write lists, which it cannot with --shard",
         )
         require(
-            self.agreement_coef == 0 or self.mix_env_ratio < 1,
+            self.mix_env_ratio < 1,
             "--agreement-coef with --mix-env-ratio 1: without analysis prompts there are no lists",
-        )
-        require(
-            self.kl_coef_min <= self.kl_coef_max,
-            f"--kl-coef-min {self.kl_coef_min} is above --kl-coef-max {self.kl_coef_max}",
         )
 
     @property
