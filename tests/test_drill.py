@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from torch import Tensor
 from rookworld import distributed
 from rookworld import drill as module
 from rookworld.agreement import SIDES, agreed_shares, called
+from rookworld.data.sources import load_rows
 from rookworld.drill import Drill, Drilled
+from rookworld.errors import DataError
 from rookworld.groups import Prompt
 from rookworld.grpo.agreement import raced
 from rookworld.model.gpt2 import GPT2, GPT2Config
@@ -25,7 +28,7 @@ from rookworld.tasks.outlook import END_OF_LIST
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.scoring import Workers
 from rookworld.tasks.task import PolicyRow, legal_moves
-from rookworld.trainer_state import new_learner
+from rookworld.trainer_state import new_learner, new_state
 from tiny_training import tiny_rows, tiny_settings, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -54,8 +57,8 @@ def settings(warm_folder: Path, tmp_path: Path) -> TrainSettings:
 
 def drill_of(settings: TrainSettings, *fens: str) -> Drill:
     learner = new_learner(Path(settings.model), settings, torch.device("cpu"))
-    rows = [PolicyRow(fen, (), ()) for fen in fens] if fens else tiny_rows()
-    return Drill(rows, learner, TOKENIZER, settings)
+    own = [row.fen for row in tiny_rows() if isinstance(row, PolicyRow)]
+    return Drill(fens or own, learner, TOKENIZER, settings)
 
 
 def told(drilled: list[Drilled]) -> list[tuple[tuple[int, ...], list[int], Tensor]]:
@@ -92,7 +95,7 @@ def test_an_image_has_the_image_of_the_targets(fen: str, settings: TrainSettings
     settings = replace(settings, agreement_first=2.0)
     drill = drill_of(settings, fen)
     shares = agreed_shares(
-        [Prompt("P", drill.rows[0], ids_of(fen), 0)], drill.learner, TOKENIZER, settings
+        [Prompt("P", PolicyRow(fen, (), ()), ids_of(fen), 0)], drill.learner, TOKENIZER, settings
     )[0]
     sides = {ids_of(image): number for number, image in enumerate(images(fen))}
     names = torch.from_numpy(called(TOKENIZER))
@@ -139,7 +142,7 @@ def test_a_model_may_have_more_ids_than_its_tokenizer(
             vocab_size=TOKENIZER.vocab_size + more, n_positions=128, n_embd=8, n_layer=1, n_head=1
         )
     ).init_weights(1)
-    drill = Drill([PolicyRow(FEW, (), ())], Learner(model, model, None), TOKENIZER, settings)
+    drill = Drill([FEW], Learner(model, model, None), TOKENIZER, settings)
     for _, listed, _ in told(drill.at(0)):
         assert listed[3:] == [END] * 2
     assert int(drill.moves.max()) < TOKENIZER.vocab_size
@@ -179,10 +182,9 @@ def test_a_position_is_asked_about_once_and_drilled_at_every_turn(
 
     monkeypatch.setattr(module, "agreed_shares", counted)
     drill = drill_of(replace(settings, agreement_prompts=5))
-    fens = [row.fen for row in drill.rows]
     for step in range(8):
         drill.at(step)
-    assert sorted(asked) == sorted(fens) and len(fens) == 8
+    assert sorted(asked) == sorted(drill.fens) and len(drill.fens) == 8
     epochs = drill.turns(np.arange(16)).reshape(2, 8)
     assert [sorted(epoch) for epoch in epochs.tolist()] == [list(range(8))] * 2
     assert epochs[0].tolist() != epochs[1].tolist()
@@ -224,3 +226,27 @@ def test_workers_know_the_rules_too(settings: TrainSettings) -> None:
     helped = drill_of(settings).at(0, Workers(1))
     for one, other in zip(alone, helped, strict=True):
         assert torch.equal(one.agreed.scores, other.agreed.scores)
+
+
+def test_positions_without_labels_are_enough(settings: TrainSettings, tmp_path: Path) -> None:
+    """Each once, from any rows with a position; what is not one is said when its turn comes."""
+    path = tmp_path / "positions.jsonl"
+    path.write_text("".join(json.dumps({"fen": fen}) + "\n" for fen in (FEW, CASTLED, FEW)))
+    settings = replace(settings, agreement_data=(str(path), "embedded:mate"))
+    drill = new_state(settings, tiny_rows(), torch.device("cpu")).drill
+    assert drill is not None and drill.fens[:2] == (FEW, CASTLED)
+    assert len(drill.fens) == 2 + len(load_rows("embedded:mate"))
+    path.write_text(json.dumps({"fen": "8/8/8 w - - 0 1"}) + "\n")
+    settings = replace(settings, agreement_data=(str(path),))
+    drill = new_state(settings, tiny_rows(), torch.device("cpu")).drill
+    assert drill is not None
+    with pytest.raises(DataError, match="8/8/8 w"):
+        drill.at(0)
+
+
+def test_passes_are_of_one_size_or_one_less(settings: TrainSettings) -> None:
+    """A pass whose size comes back at every step can be recorded."""
+    for count in (7, 40):
+        cut = replace(settings, agreement_prompts=count, micro_tokens=900)
+        sizes = [len(one.pack.heads) for one in drill_of(cut).at(0)]
+        assert sum(sizes) == count and len(sizes) > 1 - (count < 10) and max(sizes) - min(sizes) < 2

@@ -265,6 +265,7 @@ BY_A_RUN: list[tuple[str, Callable[[Path], Any]]] = [
     ("--batch-size 3", lambda run: last(run, "reward/mean")),
     ("--k-samples 4", lambda run: len(next(read_lines(run / "rollouts.jsonl"))["answers"])),
     ("--lr-schedule constant", lambda run: last(run, "lr")),
+    ("--lr-final 0.3", lambda run: last(run, "lr")),
     ("--clip-norm 1e-9", lambda run: last(run, "kl/exact")),
     ("--updates-per-rollout 2", lambda run: last(run, "policy/ratio_max") > 1.0001),
     ("--kl-type k2", lambda run: last(run, "loss/kl")),
@@ -314,7 +315,7 @@ def test_a_flag_is_seen_in_the_run(
 ELSEWHERE = """
 model data held_out out resume dry_run eval_policy_rows eval_environment_rows eval_mates judge
 engine nodes log_dir wandb device recompute graphs compile shard reward_warmup_steps backend
-trl_phase_steps agreement_prompts agreement_lists agreement_power agreement_first
+trl_phase_steps agreement_data agreement_prompts agreement_lists agreement_power agreement_first
 agreement_first_power agreement_schedule
 """
 """Fields that the tests below, or those of resuming and of the commands, look after."""

@@ -19,8 +19,15 @@ def test_start_middle_last_step_and_beyond(name: str, expected: list[float]) -> 
     found = [lr_multiplier(name, step, steps=111, warmup_steps=10) for step in (10, 60, 110, 500)]
     assert found == pytest.approx(expected)
     assert SCHEDULES[name](0.25) == pytest.approx(
-        {"constant": 1, "linear": 0.775}.get(name, 0.8682), abs=1e-4
+        {"constant": 1, "linear": 0.75}.get(name, 0.8536), abs=1e-4
     )
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine"])
+def test_a_rate_ends_at_its_share(name: str) -> None:
+    found = [lr_multiplier(name, step, steps=21, final=0.02) for step in (0, 10, 20)]
+    assert found == pytest.approx([1, 0.51, 0.02])
+    assert lr_multiplier("constant", 20, steps=21, final=0.02) == 1
 
 
 def test_warm_up_is_a_line_that_never_stands_still() -> None:

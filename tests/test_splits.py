@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
 import chess
 import pytest
@@ -57,11 +58,15 @@ def test_shares_are_relative_and_checked() -> None:
             split_rows([], 0, shares)
 
 
+def fens(rows: Iterable[Row]) -> list[str]:
+    return [row.fen for row in rows]
+
+
 def test_positions_are_seen_whatever_their_task_and_counters() -> None:
     rows = some_rows(20)
     later = PolicyRow(chess.STARTING_FEN.replace("0 1", "7 9"), (), ())
-    assert seen_positions(rows, [later, *rows[2:6]]) == (3, 3)
+    assert seen_positions(fens(rows), fens([later, *rows[2:6]])) == (3, 3)
     parts = split_rows(rows)
     tested = len({position_key(row.fen) for row in parts["test"]})
-    assert seen_positions(parts["train"], parts["test"]) == (0, tested)
-    assert seen_positions(rows, []) == (0, 0)
+    assert seen_positions(fens(parts["train"]), fens(parts["test"])) == (0, tested)
+    assert seen_positions(fens(rows), []) == (0, 0)

@@ -116,7 +116,7 @@ def coefs_of(settings: TrainSettings) -> update.Coefs:
 
 
 def computed(
-    groups: Sequence[Group], learner: Learner, settings: TrainSettings
+    groups: Sequence[Group], learner: Learner, settings: TrainSettings, *, ahead: bool = False
 ) -> tuple[Gradient, list[Tensor], list[Micro]]:
     """The update's gradient, parameter by parameter."""
     if not settings.gae:
@@ -127,10 +127,13 @@ def computed(
     credit.set_advantages(micros, learner, settings, RunningMeans(), None, KL_COEF)
     drills = []
     if settings.agreement_coef > 0:
-        drills = Drill(tiny_rows(), learner, tiny_tokenizer(), settings).at(0)
+        fens = [row.fen for row in tiny_rows(8, 0)]
+        drills = Drill(fens, learner, tiny_tokenizer(), settings).at(0)
     totals = update.totals_of(micros, longest=20)
     assert totals is not None
-    found = update.gradient(micros, learner, totals, settings, coefs_of(settings), drills)
+    coefs = coefs_of(settings)
+    begun = update.drilled(drills, learner, settings, coefs.agreement) if ahead else None
+    found = update.gradient(micros, learner, totals, settings, coefs, drills, begun)
     gradients = [p.grad.clone() for p in learner.parameters() if p.grad is not None]
     return found, gradients, micros
 
@@ -352,6 +355,16 @@ def test_the_weight_of_agreement_is_that_of_the_step(
     mean = [(none + whole) / 2 for none, whole in zip(found[0], found[2], strict=True)]
     assert relative(found[1], mean) < 1e-5
     assert relative(found[0], mean) > 1e-2
+
+
+def test_drilling_may_come_before_the_answers(
+    learner: Learner, groups: list[Group], tmp_path: Path
+) -> None:
+    settings = settings_of(tmp_path, agreement_coef=2.0, agreement_prompts=5)
+    after, expected, _ = computed(groups, learner, settings)
+    before, found, _ = computed(groups, learner, settings, ahead=True)
+    assert relative(found, expected) < 1e-6
+    assert before.agreement == after.agreement > 0
 
 
 def test_value_head_never_touches_the_policys_gradient(

@@ -23,7 +23,7 @@ from rookworld.groups import Prompt
 from rookworld.grpo.agreement import Agreed, continued, sharpened
 from rookworld.model.batch import rounded_up
 from rookworld.model.precision import matrices_in, passes_in
-from rookworld.model.sampling import Sampling, sample
+from rookworld.model.sampling import ROWS_AT_ONCE, Sampling, sample
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.packs import Pack, packed, sent, together_on
 from rookworld.passes import Learner, states
@@ -46,6 +46,8 @@ LEAST = 1e-9
 SEED = 7_368_787
 """Added to a run's seed, so that the reference does not draw what the policy draws."""
 SIDES = 4
+LISTS_AT_ONCE = {"cuda": 8192}
+"""By device: they are so short that a GPU writes a thousand while the host lays out the next."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,7 @@ def written(
         eos=tokenizer.eos,
         seed=settings.seed + SEED,
         keys=[key * SIDES + side for key, side in zip(keys, seen.sides.tolist(), strict=True)],
+        rows_at_once=LISTS_AT_ONCE.get(device.type, ROWS_AT_ONCE),
         dtype=matrices_in(settings.dtype, device),
     )
     lists = samples.tokens.view(len(seen), count, -1)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from rookworld import distributed
 from rookworld.agreement import SEED, SIDES, agreed_rows, agreed_shares, called, views
+from rookworld.errors import DataError
 from rookworld.groups import Prompt
 from rookworld.grpo.agreement import Agreed, raced, sharpened
 from rookworld.model.batch import rounded_up
@@ -33,14 +34,15 @@ from rookworld.passes import Learner
 from rookworld.promises import move_tokens
 from rookworld.rollout import prompt_text, shuffled
 from rookworld.settings import TrainSettings
+from rookworld.tasks.notation import read_fen
 from rookworld.tasks.outlook import END_OF_LIST
 from rookworld.tasks.policy import MOST_MOVES
 from rookworld.tasks.scoring import Workers
-from rookworld.tasks.task import EnvironmentRow, PolicyRow
+from rookworld.tasks.task import PolicyRow
 
 MOVES_KEPT = 32
 """Of each position, the moves that lists name most often; the others hardly ever are."""
-ASKED_AT_ONCE = 1024
+ASKED_AT_ONCE = 2048
 """Positions about which the reference is asked together."""
 
 
@@ -57,14 +59,14 @@ class Drill:
 
     def __init__(
         self,
-        rows: Sequence[PolicyRow | EnvironmentRow],
+        fens: Sequence[str],
         learner: Learner,
         tokenizer: Tokenizer,
         settings: TrainSettings,
     ) -> None:
-        self.rows = [row for row in rows if isinstance(row, PolicyRow)]
+        self.fens = fens
         self.learner, self.tokenizer, self.settings = learner, tokenizer, settings
-        count, self.device = len(self.rows), learner.model.device
+        count, self.device = len(fens), learner.model.device
         small = tokenizer.vocab_size <= torch.iinfo(torch.int16).max
         self.kind = torch.int16 if small else torch.int32
         """What ids are kept as: there may be a gigabyte of them."""
@@ -92,12 +94,14 @@ class Drill:
             self.meet(new[at : at + ASKED_AT_ONCE], workers)
         head = rounded_up(int(self.heads[numbers].max()), together_on(self.device))
         most = max(1, self.settings.micro_tokens // (head + MOST_MOVES - 1))
-        parts = range(0, len(places), most)
-        return [self.lined(numbers[at : at + most], places[at : at + most], head) for at in parts]
+        parts = -(-len(places) // most)
+        # all of one size or one less: a pass whose size comes back can be recorded
+        cuts = zip(np.array_split(numbers, parts), np.array_split(places, parts), strict=True)
+        return [self.lined(*cut, head) for cut in cuts]
 
     def turns(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Whose turn it is at each place of the endless stream of positions."""
-        count, seed = len(self.rows), self.settings.seed + SEED
+        count, seed = len(self.fens), self.settings.seed + SEED
         numbers = np.empty_like(places)
         for epoch in np.unique(places // count):
             now = places // count == epoch
@@ -106,7 +110,7 @@ class Drill:
 
     def meet(self, numbers: NDArray[np.int64], workers: Workers | None) -> None:
         """Have positions ready for their first turn; those of a resumed run were asked before."""
-        rows = [self.rows[number] for number in numbers]
+        rows = [PolicyRow(self.fen(number), (), ()) for number in numbers]
         ids = self.tokenizer.encode_batch([prompt_text(row, self.tokenizer) for row in rows])
         prompts = [
             Prompt("P", row, tuple(mine), int(number))
@@ -123,6 +127,12 @@ class Drill:
         self.images[here[asked], side, : images.shape[1]] = images
         self.heads[numbers] = [len(prompt.ids) for prompt in prompts]
         self.sides[numbers] = np.bincount(seen.asked)
+
+    def fen(self, number: int) -> str:
+        """A position, looked at now: all at the start would keep a run of millions waiting."""
+        if (fen := read_fen(self.fens[number])) is None:
+            raise DataError(f"--agreement-data: not a FEN: {self.fens[number]!r}")
+        return fen
 
     def ask(self, prompts: Sequence[Prompt], workers: Workers | None) -> None:
         """Find out and keep what the reference agrees on about these positions."""
@@ -156,8 +166,8 @@ class Drill:
     def fingerprint(self) -> int:
         """Of everything that answers of the same reference depend on."""
         told = hashlib.sha256(f"{self.settings.seed} {self.settings.agreement_lists}".encode())
-        for row in self.rows:
-            told.update(row.fen.encode())
+        for fen in self.fens:
+            told.update(fen.encode())
         return int.from_bytes(told.digest()[:7], "big")
 
     def lined(self, numbers: NDArray[np.int64], places: NDArray[np.int64], head: int) -> Drilled:

@@ -115,6 +115,8 @@ class Collector:
     """Who scores a part of the answers while the next part is sampled; default: nobody else."""
     meanwhile: Callable[[Sequence[Answers]], None] = field(default=lambda answers: None)
     """Called with answers while others score them."""
+    idle: Callable[[], None] = field(default=lambda: None)
+    """Called when all answers are sampled and others still score them."""
     clock: Callable[[str], Any] = field(default=lambda name: None)
     """Called with "sample" at the end of a stretch of sampling, with "score" at that of others."""
 
@@ -133,6 +135,7 @@ class Collector:
             begun.append((answers, questions, self.begin(scorer, questions)))
             self.meanwhile(answers)
             self.clock("score")
+        self.idle()
         groups = [group for one in begun for group in self.judged(*one)]
         self.clock("score")
         return [group for _, group in sorted(zip(order, groups, strict=True), key=lambda x: x[0])]

@@ -80,7 +80,7 @@ TRAIN_BOUNDS = bounds_of(
         # no end above: a ratio may be let go as far as one likes
         POSITIVE: "adam_eps agreement_power agreement_first_power clip_norm clip_range "
         "clip_range_high target_kl",
-        SHARE: "mix_env_ratio gamma gae_lambda",
+        SHARE: "lr_final mix_env_ratio gamma gae_lambda",
         SHARE_NOT_ZERO: "p_best_scale tv_delta top_p p_top_p a_top_p recovery_lr_factor",
         SEED: "seed",
         # the worst answer that can be read earns 0: what cannot be must not earn more
@@ -122,7 +122,9 @@ class TrainSettings(RewardWeights):
     optimizer: Literal["adamw", "muon"] = "adamw"
     """AdamW for all weights, or Muon for the matrices of blocks, whose steps are as large."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "cosine"
-    """What the rate does after its warm-up; linear and cosine end at 10 %."""
+    """What the rate does after its warm-up."""
+    lr_final: float = 0.1
+    """Share of the peak that linear and cosine end at."""
     lr_warmup_steps: int = 10
     """Steps over which the rate rises."""
     trained: Literal["all", "blocks", "vectors"] = "all"
@@ -190,6 +192,9 @@ class TrainSettings(RewardWeights):
     agreement_coef: float = 0.0
     """Also learn lists of moves that the reference's lists agree on, which are better than each of
     them and need no label (chess tokenizer only); 0: not."""
+    agreement_data: tuple[str, ...] = ()
+    """Positions that it is learnt from, any sources with a column `fen`: they need no labels, so
+    there may be many; default: those of the analysis rows of --data."""
     agreement_prompts: int = 256
     """Analysis prompts a step that learn it, beside --batch-size: they need no answers and no
     rewards, so they may be many; on a GPU thousands."""

@@ -28,6 +28,7 @@ from rookworld.checkpoint import (
     save_checkpoint,
 )
 from rookworld.config import resolved
+from rookworld.drill import Drilled
 from rookworld.errors import Diverged, RookworldError
 from rookworld.evaluate import Evaluation
 from rookworld.groups import Answers, Group
@@ -156,7 +157,11 @@ def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Cl
         clock=clock.lap,
     )
     if scorers is not None and may_look_ahead(state, settings):
-        collector = replace(collector, meanwhile=partial(look_ahead, state, settings))
+        collector = replace(
+            collector,
+            meanwhile=partial(look_ahead, state, settings),
+            idle=partial(drill_ahead, state, settings),
+        )
     progress = ramp(state.step, settings.reward_warmup_steps)
     return collect(
         collector,
@@ -173,8 +178,23 @@ def look_ahead(state: State, settings: TrainSettings, answers: Sequence[Answers]
     passes.look_ahead(state.learner, settings, state.tokenizer.eos, state.known, answers)
 
 
+def drill_ahead(state: State, settings: TrainSettings) -> None:
+    """Have the device begin the step's gradient with what is drilled, while answers are scored."""
+    if state.drill is None or state.begun is not None:
+        return
+    drills = drills_at(state, settings)
+    coef = coefs_at(state, settings).agreement
+    state.begun = drills, update.drilled(drills, state.learner, settings, coef)
+
+
+def drills_at(state: State, settings: TrainSettings) -> list[Drilled]:
+    """What this step drills, if anything."""
+    helpers = scoring_workers(settings, state.learner.whole.device)
+    return [] if state.drill is None else state.drill.at(state.step, helpers)
+
+
 def may_look_ahead(state: State, settings: TrainSettings) -> bool:
-    """Whether the reference may pass over answers while they are scored: a GPU then does nothing.
+    """Whether there is something to do while answers are scored: a GPU then does nothing.
 
     Not before the first update, where both models must see the same packs for KL to be 0; nor in
     shares, which must take as many passes on every rank.
@@ -198,14 +218,16 @@ def learn(
     """Gradients of the step, judged by the guard, applied if it says so."""
     coefs = coefs_at(state, settings)
     micros, totals = prepared(state, collected, settings, coefs.kl)
-    helpers = scoring_workers(settings, state.learner.whole.device)
-    drills = [] if state.drill is None else state.drill.at(state.step, helpers)
+    drills, begun = state.begun or (drills_at(state, settings), None)
+    state.begun = None
     rewards = reward_metrics(collected)
     rulings: list[Ruling] = []
     found = update.NOTHING
     for _ in range(settings.updates_per_rollout):
         if totals is not None:
-            found = update.gradient(micros, state.learner, totals, settings, coefs, drills)
+            found = update.gradient(
+                micros, state.learner, totals, settings, coefs, drills, None if rulings else begun
+            )
             if state.step == 0 and not rulings:
                 check_start(found, settings, state.learner.model.device)
         health = StepHealth(
@@ -315,7 +337,11 @@ def apply(state: State, ruling: Ruling, settings: TrainSettings, norm: float) ->
 
 def lr_at(state: State, settings: TrainSettings) -> float:
     schedule = lr_multiplier(
-        settings.lr_schedule, state.step, settings.steps, settings.lr_warmup_steps
+        settings.lr_schedule,
+        state.step,
+        settings.steps,
+        settings.lr_warmup_steps,
+        settings.lr_final,
     )
     return settings.lr * schedule * state.guard.lr_scale
 

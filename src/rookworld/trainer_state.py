@@ -34,7 +34,8 @@ from rookworld.checkpoint import (
     save_checkpoint,
 )
 from rookworld.config import resolved
-from rookworld.drill import Drill
+from rookworld.data.sources import load_positions
+from rookworld.drill import Drill, Drilled
 from rookworld.errors import ConfigError, RookworldError
 from rookworld.groups import LETTERS
 from rookworld.grpo.advantages import RunningMeans
@@ -83,6 +84,9 @@ class State:
     """What was found out about answers while they were scored; empty between steps."""
     drill: Drill | None = None
     """Prompts that learn what the reference's lists agree on, with --agreement-coef."""
+    begun: tuple[list[Drilled], Tensor] | None = None
+    """What this step drills and `update.drilled` found, if that was done while answers were scored;
+    None between steps."""
 
     def plain(self) -> dict[str, Any]:
         """What is not a tensor."""
@@ -126,6 +130,7 @@ def new_state(
             block.compile(dynamic=True)
     elif settings.graphs and device.type == "cuda" and not settings.shard:
         record_passes(learner)
+    drill = new_drill(rows, learner, tokenizer, settings) if settings.agreement_coef > 0 else None
     return State(
         learner,
         tokenizer,
@@ -133,8 +138,20 @@ def new_state(
         Prompts(rows, tokenizer, settings.mix_env_ratio, settings.seed),
         KLControl(kl_settings(settings)),
         Guard(guard_settings(settings)),
-        drill=Drill(rows, learner, tokenizer, settings) if settings.agreement_coef > 0 else None,
+        drill=drill,
     )
+
+
+def new_drill(
+    rows: Sequence[PolicyRow | EnvironmentRow],
+    learner: Learner,
+    tokenizer: Tokenizer,
+    settings: TrainSettings,
+) -> Drill:
+    """Of the positions of --agreement-data, or else of the analysis rows."""
+    own = (row.fen for row in rows if isinstance(row, PolicyRow))
+    fens = load_positions(settings.agreement_data) if settings.agreement_data else tuple(own)
+    return Drill(fens, learner, tokenizer, settings)
 
 
 def new_learner(folder: Path, settings: TrainSettings, device: torch.device) -> Learner:

@@ -10,8 +10,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 
 from rookworld.data.rows import task_name
+from rookworld.data.sources import load_positions
 from rookworld.data.splits import seen_positions
 from rookworld.errors import ConfigError, DataError
 from rookworld.evaluate import HeldOut
@@ -24,8 +26,8 @@ FIXED = (
     *("updates_per_rollout", "tv_delta", "baseline_type", "advantage_std_floor", "reward_norm"),
     *("gae", "gamma", "gae_lambda", "value_coef", "kl_collect_cap", "ref_reset_kl", "ref_device"),
     *("recovery_lr_factor", "max_recoveries", "recompute", "compile", "shard", "score_workers"),
-    *("graphs", "agreement_coef", "agreement_prompts", "agreement_lists", "agreement_power"),
-    *("agreement_first", "agreement_first_power", "agreement_schedule"),
+    *("graphs", "agreement_coef", "agreement_data", "agreement_prompts", "agreement_lists"),
+    *("agreement_power", "agreement_first", "agreement_first_power", "agreement_schedule"),
 )
 """Settings that GRPOTrainer has nothing for; they must keep their defaults."""
 KL_TYPES = ("forward", "k3")
@@ -135,12 +137,16 @@ def trained_on(
     settings: TrainSettings, rows: Sequence[PolicyRow | EnvironmentRow], held: HeldOut
 ) -> str | None:
     """What is wrong with held-out rows if positions of theirs are trained on, None if none is."""
-    shared, tested = seen_positions(rows, [*held.policy, *held.environment])
+    drilled = load_positions(settings.agreement_data) if settings.agreement_coef > 0 else ()
+    trained = chain((row.fen for row in rows), drilled)
+    asked = chain((row.fen for row in held.policy), (row.fen for row in held.environment))
+    shared, tested = seen_positions(trained, asked)
     if not shared:
         return None
+    sources = " ".join((*settings.data, *settings.agreement_data))
     return (
-        f"{shared} of {tested} positions of --held-out {settings.held_out} are also in "
-        f"--data {' '.join(settings.data)}: what is trained on measures nothing"
+        f"{shared} of {tested} positions of --held-out {settings.held_out} are also in the data, "
+        f"{sources}: what is trained on measures nothing"
     )
 
 

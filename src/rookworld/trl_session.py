@@ -164,7 +164,11 @@ class Session(TrainerCallback):
         """The schedule `done` steps after this process began, times the guard's cuts."""
         step = len(self.turns) - self.trainer.args.max_steps + done
         return self.guard.lr_scale * lr_multiplier(
-            self.settings.lr_schedule, step, self.settings.steps, self.settings.lr_warmup_steps
+            self.settings.lr_schedule,
+            step,
+            self.settings.steps,
+            self.settings.lr_warmup_steps,
+            self.settings.lr_final,
         )
 
     # --- before and after ---

@@ -85,8 +85,12 @@ def gradient(
     settings: TrainSettings,
     coefs: Coefs,
     drills: Sequence[Drilled] = (),
+    begun: Tensor | None = None,
 ) -> Gradient:
-    """Backward through every pack; gradients are left on the parameters, summed over ranks."""
+    """Backward through every pack; gradients are left on the parameters, summed over ranks.
+
+    `begun` is what `drilled` found, where the drills' gradient is there already.
+    """
     device = learner.model.device
     sums = torch.zeros(5, dtype=torch.float64, device=device)
     ratio = RatioStats(*(torch.zeros((), device=device) for _ in range(4)))
@@ -97,7 +101,8 @@ def gradient(
         sums += measured
         ratio = ratio.merge(micro_ratio)
     sharding.idle_passes(learner.model, missing)
-    agreement = drilled(drills, learner, settings, coefs.agreement)
+    apart = drilled(drills, learner, settings, coefs.agreement) if begun is None else begun
+    agreement = float(distributed.sum_over_ranks(apart))
     distributed.sum_over_ranks(sums)
     parameters = learner.parameters()
     for parameter in parameters:
@@ -144,8 +149,11 @@ def objective_of(
 
 def drilled(
     drills: Sequence[Drilled], learner: Learner, settings: TrainSettings, coef: float
-) -> float:
-    """Backward through lists towards what lists agree on; how far they are from it on average."""
+) -> Tensor:
+    """Backward through lists towards what lists agree on; this rank's share of the mean distance.
+
+    Nothing here waits for the device.
+    """
     rows = torch.tensor(float(sum(len(one.agreed.rows) for one in drills)))
     total = max(1.0, float(distributed.sum_over_ranks(rows)))
     apart = torch.zeros((), dtype=torch.float64, device=learner.model.device)
@@ -155,7 +163,7 @@ def drilled(
             distance = agreement_kl(hidden, learner.model.lm_head.weight, one.agreed).sum() / total
         (coef * distance).backward()  # type: ignore[no-untyped-call]
         apart += distance.detach()
-    return float(distributed.sum_over_ranks(apart))
+    return apart
 
 
 def silence_key_biases(model: GPT2) -> None:

@@ -13,11 +13,12 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from importlib.resources import as_file, files
 from itertools import islice
 from pathlib import Path
 
-from rookworld.data.files import iterate_parquet, write_records
+from rookworld.data.files import iterate_parquet, read_fens, write_records
 from rookworld.data.intake import Intake
 from rookworld.data.rows import Row, row_record, task_name
 from rookworld.errors import DataError
@@ -51,6 +52,13 @@ def read_source(source: str | Path, intake: Intake) -> Iterator[Row]:
     """The rows of a source, one by one; `intake` keeps the account."""
     for path in source_files(source):
         yield from read_file(path, intake)
+
+
+@lru_cache(maxsize=1)
+def load_positions(sources: tuple[str, ...]) -> tuple[str, ...]:
+    """The positions of rows of any task, each once, in the order of the sources."""
+    found = (fen for source in sources for path in source_files(source) for fen in read_fens(path))
+    return tuple(dict.fromkeys(found))
 
 
 def source_files(source: str | Path) -> list[Path]:

@@ -9,26 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-FINAL_SHARE = 0.1
-"""Share of the peak learning rate that `linear` and `cosine` end at."""
-
 Schedule = Callable[[float], float]
-"""(progress after warm-up, 0 … 1) -> multiplier of the peak rate."""
+"""(progress after warm-up, 0 … 1) -> share of the way down that is left, 1 … 0."""
 
 
 def constant(progress: float) -> float:
-    """The peak rate throughout."""
+    """No way down at all."""
     return 1.0
 
 
 def linear(progress: float) -> float:
-    """A straight line from 1 to the final share."""
-    return 1.0 - (1.0 - FINAL_SHARE) * progress
+    """A straight line."""
+    return 1.0 - progress
 
 
 def cosine(progress: float) -> float:
-    """Half a cosine from 1 to the final share."""
-    return FINAL_SHARE + (1.0 - FINAL_SHARE) * 0.5 * (1.0 + math.cos(math.pi * progress))
+    """Half a cosine."""
+    return 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 SCHEDULES: Mapping[str, Schedule] = {"constant": constant, "linear": linear, "cosine": cosine}
@@ -48,12 +45,18 @@ FALLS: Mapping[str, Schedule] = {
     "constant": constant,
     "late": lambda progress: min(1.0, 3.0 * (1.0 - progress)),
 }
-"""What falls to nothing behind the last step, over the last third, if at all; a rate keeps some."""
+"""What falls to nothing behind the last step, over the last third, if at all."""
 
 
-def lr_multiplier(name: str, step: int, steps: int, warmup_steps: int = 0) -> float:
-    """Multiplier of the peak rate: linear warm-up, then the schedule, ending at the last step."""
+def lr_multiplier(
+    name: str, step: int, steps: int, warmup_steps: int = 0, final: float = 0.1
+) -> float:
+    """Multiplier of the peak rate: linear warm-up, then the schedule down to `final`.
+
+    It is there at the last step.
+    """
     if step < warmup_steps:
         return warmup(step, warmup_steps)
     span = max(1, steps - 1 - warmup_steps)
-    return SCHEDULES[name](min(1.0, (step - warmup_steps) / span))
+    left = SCHEDULES[name](min(1.0, (step - warmup_steps) / span))
+    return final + (1.0 - final) * left

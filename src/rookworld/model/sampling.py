@@ -28,7 +28,9 @@ from .noise import row_keys
 from .stepper import Eager, Graphed, Kernels, Stepper, best_kernels
 
 ROWS_AT_ONCE = 1024
-"""Larger requests are sampled in parts: nothing is gained by more rows, and the cache grows."""
+"""Larger requests are sampled in parts: nothing is gained by more rows, and the cache grows.
+
+Answers of few tokens are another matter on a GPU, which then waits for the host between parts."""
 
 Constraint = Callable[[Tensor, Tensor], Tensor]
 """(rows [n] of the result, their tokens so far [n, t]) -> bool [n, vocabulary]: what may follow."""
@@ -94,6 +96,7 @@ def sample(
     keys: Sequence[int] | None = None,
     first_sample: int | Sequence[int] = 0,
     constraint: Constraint | None = None,
+    rows_at_once: int = ROWS_AT_ONCE,
     dtype: torch.dtype | None = None,
 ) -> Samples:
     """Draw `k` answers to each of `prompts` from `model` as it is now.
@@ -115,6 +118,7 @@ def sample(
         keys=keys,
         first_sample=first_sample,
         constraint=constraint,
+        rows_at_once=rows_at_once,
     )
 
 
@@ -177,6 +181,7 @@ class Sampler:
         keys: Sequence[int] | None = None,
         first_sample: int | Sequence[int] = 0,
         constraint: Constraint | None = None,
+        rows_at_once: int = ROWS_AT_ONCE,
     ) -> Samples:
         """As the function `sample`, from the weights at the last `refresh`."""
         count = len(prompts)
@@ -189,7 +194,7 @@ class Sampler:
         limits = [prompt.settings.max_new_tokens for prompt in queue for _ in range(k)]
         result = _Result(limits, eos, self.weights.device)
         queue.sort(key=lambda prompt: len(prompt.ids))
-        per_part = max(1, ROWS_AT_ONCE // k)
+        per_part = max(1, rows_at_once // k)
         with _on(self.weights.device):
             for start in range(0, count, per_part):
                 part = _Part(queue[start : start + per_part], k, eos, seed, step, constraint)
