@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from rookworld.model import graphs
 from rookworld.model.graphs import PassGraphs
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
-from rookworld.packs import pack
+from rookworld.packs import lined, pack, packed
 from rookworld.passes import Learner, Micro
 from rookworld.rollout import Prompts
 from rookworld.settings import TrainSettings
@@ -503,11 +504,27 @@ def test_packs_padded_to_a_multiple_say_the_same(
     torch.testing.assert_close(found, expected, atol=1e-7, rtol=1e-6)
 
 
+def test_one_answer_behind_its_own_prompt_says_the_same(learner: Learner) -> None:
+    heads, generator = torch.tensor([5, 9, 7]), torch.manual_seed(1)
+    prompts, answers = (
+        torch.randint(1, 60, size, generator=generator) for size in ((3, 9), (3, 4))
+    )
+    behind = packed(prompts, heads, answers[:, None], torch.full((3, 1), 4))
+    for tokens in (12, 16):
+        own = lined(prompts, heads, answers, tokens)
+        assert own.ids.shape == own.positions.shape == (1, 3 * tokens)
+        assert int(own.positions.max()) == 9 + 4 - 2
+        for name in ("targets", "sequences", "places", "count", "width", "answers"):
+            assert np.array_equal(getattr(own, name), getattr(behind, name)), name
+        found, expected = (passes.states(one, learner.model) for one in (own, behind))
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+
+
 def test_padding_stands_no_further_than_the_longest_answer(groups: list[Group]) -> None:
-    packed = pack(groups, 0)
+    found = pack(groups, 0)
     longest = max(len(group.prompt.ids) + int(group.lengths.max()) for group in groups)
-    padded = max(len(group.prompt.ids) for group in groups) + packed.width
-    assert int(packed.positions.max()) < longest < padded
+    padded = max(len(group.prompt.ids) for group in groups) + found.width
+    assert int(found.positions.max()) < longest < padded
 
 
 def test_key_biases_have_no_gradient_for_adam_to_blow_up(

@@ -163,7 +163,7 @@ def written(
     And how many of them each list has; `keys` [views] are those of the prompts.
     """
     count, device = settings.agreement_lists, learner.reference.device
-    asked = zip(seen.ids.tolist(), seen.heads.tolist(), strict=True)
+    asked = zip(seen.ids, seen.heads.tolist(), strict=True)
     samples = sample(
         learner.reference,
         [ids[:head] for ids, head in asked],

@@ -29,7 +29,7 @@ from rookworld.grpo.agreement import Agreed, raced, sharpened
 from rookworld.model.batch import rounded_up
 from rookworld.model.noise import row_keys, waiting_times
 from rookworld.model.tokenizer import Tokenizer
-from rookworld.packs import Pack, packed, sent, together_on
+from rookworld.packs import Pack, lined, sent, together_on
 from rookworld.passes import Learner
 from rookworld.promises import move_tokens
 from rookworld.rollout import prompt_text, shuffled
@@ -92,12 +92,13 @@ class Drill:
         new = np.unique(numbers[self.heads[numbers] == 0])
         for at in range(0, len(new), ASKED_AT_ONCE):
             self.meet(new[at : at + ASKED_AT_ONCE], workers)
-        head = rounded_up(int(self.heads[numbers].max()), together_on(self.device))
-        most = max(1, self.settings.micro_tokens // (head + MOST_MOVES - 1))
+        tokens = int(self.heads[numbers].max()) + MOST_MOVES - 1
+        tokens = rounded_up(tokens, together_on(self.device))
+        most = max(1, self.settings.micro_tokens // tokens)
         parts = -(-len(places) // most)
         # all of one size or one less: a pass whose size comes back can be recorded
         cuts = zip(np.array_split(numbers, parts), np.array_split(places, parts), strict=True)
-        return [self.lined(*cut, head) for cut in cuts]
+        return [self.lined(*cut, tokens) for cut in cuts]
 
     def turns(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Whose turn it is at each place of the endless stream of positions."""
@@ -170,14 +171,14 @@ class Drill:
             told.update(fen.encode())
         return int.from_bytes(told.digest()[:7], "big")
 
-    def lined(self, numbers: NDArray[np.int64], places: NDArray[np.int64], head: int) -> Drilled:
+    def lined(self, numbers: NDArray[np.int64], places: NDArray[np.int64], tokens: int) -> Drilled:
         """Positions, each from a side and with a list behind it, as one pass with its targets."""
         here, heads, sides = (
             sent(torch.from_numpy(one), self.device)
             for one in (numbers, self.heads[numbers], self.sides[numbers])
         )
-        nobody = [0] * len(places)
-        keys = row_keys(self.settings.seed + SEED, 1, places.tolist(), nobody)
+        nobody = np.zeros_like(places)
+        keys = row_keys(self.settings.seed + SEED, 1, places, nobody)
         waits = waiting_times(sent(keys, self.device), 1 + 2 * MOVES_KEPT)
         side = torch.minimum((sides * torch.exp(-waits[:, 0])).long(), sides - 1)
         names = sent(torch.from_numpy(called(self.tokenizer)), self.device)
@@ -186,13 +187,9 @@ class Drill:
         lists = self.drawn(moves, shares, waits[:, 1:])
         vocabulary = self.learner.model.config.vocab_size
         table = shares.new_zeros(len(numbers), 2, vocabulary).scatter_(2, moves, shares)
-        # as wide as recorded passes like it; the last token is never fed
-        wide = rounded_up(MOST_MOVES - 1, max(1, together_on(self.device) // 2)) + 1
-        lists = F.pad(lists, (0, wide - MOST_MOVES), value=self.tokenizer.eos)
-        lengths = torch.full((len(numbers), 1), MOST_MOVES, device=self.device)
-        prompts = self.images[here, side, :head].long()
-        lined = packed(prompts, heads, lists[:, None], lengths)
-        return Drilled(lined, agreed_rows(lined, table, self.tokenizer, self.settings))
+        prompts = self.images[here, side].long()[:, :tokens]
+        line = lined(prompts, heads, lists, tokens)
+        return Drilled(line, agreed_rows(line, table, self.tokenizer, self.settings))
 
     def drawn(self, moves: Tensor, shares: Tensor, waits: Tensor) -> Tensor:
         """[positions, five] a list of each, by its targets; filled up with its end."""

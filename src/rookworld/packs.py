@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rookworld.groups import Prompt
@@ -65,11 +66,13 @@ class Pack:
     """Answers in the pack (groups x K)."""
     width: int
     """Tokens of the longest answer, with its padding."""
+    tail: int
+    """Tokens of each answer that stand behind all prompts; 0: they stand behind their own."""
 
     @cached_property
     def attend(self) -> Attend:
         """Who may look where; made where the pack is."""
-        return shared_prefix(self.heads, self.head, self.answers, self.width - 1)
+        return shared_prefix(self.heads, self.head, self.answers, self.tail)
 
     @property
     def answers(self) -> int:
@@ -144,6 +147,35 @@ def packed(prompts: Tensor, heads: Tensor, answers: Tensor, lengths: Tensor) -> 
         places=step,
         count=count * k,
         width=width,
+        tail=tail,
+    )
+
+
+def lined(prompts: Tensor, heads: Tensor, answers: Tensor, tokens: int) -> Pack:
+    """Padded prompts [groups, head], each with its one answer [groups, width] behind it.
+
+    Nothing is shared, so a plain causal line of `tokens` does. All tokens of the answers are real;
+    `heads` [groups] says how many of each prompt are.
+    """
+    (count, width), device = answers.shape, prompts.device
+    place, step = (torch.arange(size, device=device) for size in (tokens, width))
+    ids = F.pad(prompts, (0, tokens - prompts.shape[1]))
+    # the last one is never fed
+    ids = ids.scatter(1, heads[:, None] + step[:-1], answers[:, :-1])
+    there = place < heads[:, None] + width - 1
+    before = torch.arange(count, device=device)[:, None] * tokens + heads[:, None] - 1 + step
+    return Pack(
+        ids=ids.view(1, -1),
+        positions=torch.where(there, place, 0).view(1, -1),
+        heads=heads,
+        head=tokens,
+        sources=before.flatten(),
+        targets=answers.flatten(),
+        sequences=torch.arange(count, device=device).repeat_interleave(width),
+        places=step.repeat(count),
+        count=count,
+        width=width,
+        tail=0,
     )
 
 

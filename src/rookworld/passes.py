@@ -203,7 +203,7 @@ def states(packed: Pack, model: GPT2, graphs: PassGraphs | None = None) -> Tenso
     if graphs is None or not graphs.suit(packed.ids.shape[1]):
         hidden: Tensor = model(packed.ids, packed.positions, packed.attend, packed.sources)
         return hidden
-    size = (packed.head, packed.answers, packed.width - 1)
+    size = (packed.head, packed.answers, packed.tail)
 
     def run(model: GPT2, x: Tensor, heads: Tensor, sources: Tensor) -> Tensor:
         return model.through_blocks(x, shared_prefix(heads, *size), sources)

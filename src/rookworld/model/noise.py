@@ -47,13 +47,26 @@ def fold(key: Whole, part: Whole | int) -> Whole:
     return mix(key + (part + 1) * signed(GOLDEN_64, 64))
 
 
-def row_keys(seed: int, step: int, keys: Sequence[int], samples: Sequence[int]) -> Tensor:
+def row_keys(
+    seed: int,
+    step: int,
+    keys: Sequence[int] | NDArray[np.int64],
+    samples: Sequence[int] | NDArray[np.int64],
+) -> Tensor:
     """One int64 key per row, from its prompt's key and its index among the prompt's samples."""
     # numpy, whose operations on a few numbers take a tenth of the time of torch's
     key = np.zeros(1, dtype=np.int64)
     for part in ([seed], [step], keys, samples):
-        key = fold(key, np.array([signed(value, 64) for value in part], dtype=np.int64))
+        key = fold(key, wrapped(part))
     return torch.from_numpy(key)
+
+
+def wrapped(values: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    """Integers of any size modulo 2**64, as tensors hold them."""
+    found = np.asarray(values)
+    if found.dtype == np.int64:
+        return found
+    return np.array([signed(int(value), 64) for value in values], dtype=np.int64)
 
 
 def waiting_times(keys: Tensor, vocabulary: int) -> Tensor:

@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import ConfigError, ModelError
@@ -24,7 +26,7 @@ from .batch import Batch, Mask, Rows, Shape
 from .choice import Rules
 from .decoder import Weights
 from .gpt2 import GPT2
-from .noise import row_keys
+from .noise import row_keys, wrapped
 from .stepper import Eager, Graphed, Kernels, Stepper, best_kernels
 
 ROWS_AT_ONCE = 1024
@@ -76,8 +78,11 @@ class Samples:
     """[N] bool, ended by the end token and not by the maximum"""
 
 
+Ids = Sequence[int] | NDArray[np.int64]
+
+
 class _Prompt(NamedTuple):
-    ids: Sequence[int]
+    ids: NDArray[np.int64]
     settings: Sampling
     key: int
     first_sample: int
@@ -86,7 +91,7 @@ class _Prompt(NamedTuple):
 
 def sample(
     model: GPT2,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Ids],
     *,
     k: int = 1,
     settings: Sampling | Sequence[Sampling],
@@ -171,7 +176,7 @@ class Sampler:
     @torch.no_grad()
     def sample(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Sequence[Ids],
         *,
         k: int = 1,
         settings: Sampling | Sequence[Sampling],
@@ -189,10 +194,10 @@ class Sampler:
         firsts = [first_sample] * count if isinstance(first_sample, int) else first_sample
         names = range(count) if keys is None else keys
         places = range(0, count * k, k)
-        all_of_them = zip(prompts, each, names, firsts, places, strict=True)
-        queue = [self._checked(_Prompt(*one)) for one in all_of_them]
-        limits = [prompt.settings.max_new_tokens for prompt in queue for _ in range(k)]
-        result = _Result(limits, eos, self.weights.device)
+        all_of_them = zip(self._checked(prompts), each, names, firsts, places, strict=True)
+        queue = [self._limited(_Prompt(*one)) for one in all_of_them]
+        limits = [prompt.settings.max_new_tokens for prompt in queue]
+        result = _Result(np.repeat(limits, k), eos, self.weights.device)
         queue.sort(key=lambda prompt: len(prompt.ids))
         per_part = max(1, rows_at_once // k)
         with _on(self.weights.device):
@@ -201,23 +206,29 @@ class Sampler:
                 self._sample_part(part, result)
         return result.samples()
 
-    def _checked(self, prompt: _Prompt) -> _Prompt:
+    def _checked(self, prompts: Sequence[Ids]) -> list[NDArray[np.int64]]:
         """Refuse what the model has no embedding for, before a device assertion does."""
-        config, new = self.weights.config, prompt.settings.max_new_tokens
-        if not prompt.ids:
+        found, config = [np.asarray(ids, dtype=np.int64) for ids in prompts], self.weights.config
+        lengths = [len(ids) for ids in found]
+        if 0 in lengths:
             raise ModelError("a prompt has no tokens: it needs at least one to be continued")
-        room = config.n_positions - len(prompt.ids)
-        if room < 1:
+        if max(lengths, default=0) >= config.n_positions:
             raise ModelError(
-                f"a prompt of {len(prompt.ids)} tokens leaves no room for an answer: "
+                f"a prompt of {max(lengths)} tokens leaves no room for an answer: "
                 f"the model has {config.n_positions} positions"
             )
-        if not 0 <= min(prompt.ids) <= max(prompt.ids) < config.vocab_size:
+        every = np.concatenate(found or [np.zeros(1, dtype=np.int64)])
+        if not 0 <= every.min() <= every.max() < config.vocab_size:
             raise ModelError(
-                f"a prompt has token ids {min(prompt.ids)} to {max(prompt.ids)}, the model "
+                f"prompts have token ids {every.min()} to {every.max()}, the model "
                 f"{config.vocab_size} tokens: is the tokenizer another model's?"
             )
-        if new <= room:
+        return found
+
+    def _limited(self, prompt: _Prompt) -> _Prompt:
+        """Let an answer end where the model does."""
+        room = self.weights.config.n_positions - len(prompt.ids)
+        if prompt.settings.max_new_tokens <= room:
             return prompt
         return prompt._replace(settings=replace(prompt.settings, max_new_tokens=room))
 
@@ -267,8 +278,12 @@ class _Part:
 
     def places(self, device: torch.device) -> Tensor:
         """Where each row goes in the result."""
-        places = [prompt.place + i for prompt in self.prompts for i in range(self.k)]
-        return torch.tensor(places, device=device)
+        first = np.array([prompt.place for prompt in self.prompts])
+        return torch.from_numpy(self._each(first)).to(device)
+
+    def _each(self, first: NDArray[np.int64]) -> NDArray[np.int64]:
+        """A number for each row: its prompt's, and one more from row to row."""
+        return (first[:, None] + np.arange(self.k)).reshape(-1)
 
     def mask(self, places: Tensor) -> Mask | None:
         constraint = self.constraint
@@ -276,27 +291,28 @@ class _Part:
 
     def rows(self) -> Rows:
         """On the host: the batch that takes them in has its own place for each tensor."""
-        each = [prompt for prompt in self.prompts for _ in range(self.k)]
-        keys = row_keys(
-            self.seed,
-            self.step,
-            [prompt.key for prompt in each],
-            [prompt.first_sample + i for prompt in self.prompts for i in range(self.k)],
-        )
-        limits = torch.tensor([prompt.settings.max_new_tokens for prompt in each])
-        done = torch.zeros(len(each), dtype=torch.bool)
-        return Rows(keys, limits, done, _rules([prompt.settings for prompt in each]))
+        each = [prompt.settings for prompt in self.prompts]
+        firsts = np.array([prompt.first_sample for prompt in self.prompts])
+        names = np.repeat(wrapped([prompt.key for prompt in self.prompts]), self.k)
+        keys = row_keys(self.seed, self.step, names, self._each(firsts))
+        limits = torch.tensor([settings.max_new_tokens for settings in each])
+        done = torch.zeros(len(each) * self.k, dtype=torch.bool)
+        return Rows(keys, limits.repeat_interleave(self.k), done, _rules(each, self.k))
 
 
-def _rules(each: Sequence[Sampling]) -> Rules:
-    """Greedy rows are neither tempered nor truncated: their log-probs are the plain softmax's."""
+def _rules(each: Sequence[Sampling], k: int) -> Rules:
+    """What holds for each of a prompt's `k` rows.
+
+    Greedy rows are neither tempered nor truncated: their log-probs are the plain softmax's.
+    """
     greedy = [settings.temperature == 0 for settings in each]
-    free = [Sampling(max_new_tokens=1) if s.temperature == 0 else s for s in each]
+    plain = Sampling(max_new_tokens=1)
+    free = [plain if s.temperature == 0 else s for s in each]
     return Rules(
-        temperature=torch.tensor([s.temperature for s in free]),
-        top_k=torch.tensor([s.top_k for s in free]),
-        top_p=torch.tensor([s.top_p for s in free]),
-        greedy=torch.tensor(greedy),
+        temperature=torch.tensor([s.temperature for s in free]).repeat_interleave(k),
+        top_k=torch.tensor([s.top_k for s in free]).repeat_interleave(k),
+        top_p=torch.tensor([s.top_p for s in free]).repeat_interleave(k),
+        greedy=torch.tensor(greedy).repeat_interleave(k),
         truncated=any(s.top_k > 0 or s.top_p < 1 for s in free),
         random=not all(greedy),
     )
@@ -349,9 +365,9 @@ def _shrink(
 class _Result:
     """The answers in the order of the request, filled as rows are done."""
 
-    def __init__(self, limits: Sequence[int], eos: int, device: torch.device) -> None:
-        self.limits, self.eos = torch.tensor(limits, dtype=torch.int64, device=device), eos
-        shape = (len(limits), max(limits, default=0))
+    def __init__(self, limits: NDArray[np.int64], eos: int, device: torch.device) -> None:
+        self.limits, self.eos = torch.from_numpy(limits).long().to(device), eos
+        shape = (len(limits), int(limits.max(initial=0)))
         self.tokens = torch.full(shape, eos, dtype=torch.int64, device=device)
         self.logp = torch.zeros(shape, device=device)
         self.entropy = torch.zeros(shape, device=device)
