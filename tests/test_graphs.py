@@ -135,6 +135,21 @@ def test_only_sizes_that_return_are_recorded(
     assert [ask(7), len(before & set(passes.kept))] == [2, 1], "the one not asked for makes way"
 
 
+def test_a_size_that_returns_seldom_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recording it would cost more than its replays save."""
+    monkeypatch.setattr(graphs, "SOON", 3)
+    model = small_model().requires_grad_(False)
+    passes = PassGraphs(model, pool_of())
+    for number in range(24):
+        tokens = 5 if number % 4 == 0 else 6 + number
+        x = model.embed(torch.arange(tokens, device=DEVICE)[None])
+        passes("one", run, x, NONE, NONE, 1)
+    assert not passes.kept
+    for _ in range(3):
+        passes("one", run, model.embed(torch.arange(5, device=DEVICE)[None]), NONE, NONE, 1)
+    assert len(passes.kept) == 1
+
+
 def test_large_passes_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     passes = PassGraphs(small_model(), pool_of())
     monkeypatch.setattr(graphs, "memory_of", lambda device: 5 * 50 * 100 * 32 * 3)

@@ -27,8 +27,9 @@ Run = Callable[[GPT2, Tensor, Tensor, Tensor], Tensor]
 HELD_BYTES, MOST_HELD = 50, 0.2
 """Roughly what a recording holds for every number in the streams of its pass (tokens x width x
 layers), and the part of the GPU's memory that it may hold: others would miss it."""
-SEEN_BEFORE = 2
-"""Passes of a size that run as they are before one is recorded."""
+SEEN_BEFORE, SOON = 2, 64
+"""Passes of a size that run as they are before one is recorded, and within how many passes of all
+sizes each must come back: a recording takes as long as thirty passes and must pay."""
 GRAPHS_KEPT, FORGOTTEN = 8, 256
 """Sizes kept recorded; a new one takes the place of one that so many passes have not asked for."""
 
@@ -46,8 +47,9 @@ class PassGraphs:
         self.seen: Counter[Hashable] = Counter()
         self.kept: OrderedDict[Hashable, PassGraph] = OrderedDict()
         """The one that was asked for last stands last."""
+        self.passes = 0
         self.asked: dict[Hashable, int] = {}
-        """When each was asked for, counted in passes."""
+        """When each size was last asked for, counted in passes."""
 
     def suit(self, tokens: int) -> bool:
         """Whether passes over so many tokens may be recorded at all."""
@@ -63,7 +65,11 @@ class PassGraphs:
         `size` tells apart whatever the run depends on beside these and their sizes.
         """
         key = (size, x.shape, most, *_autocast().values())
+        self.passes += 1
+        if self.passes - self.asked.get(key, 0) > SOON:
+            self.seen[key] = 0
         self.seen[key] += 1
+        self.asked[key] = self.passes
         if key not in self.kept:
             if self.seen[key] <= SEEN_BEFORE or not self.has_room():
                 return run(self.model, x, heads, wanted)
@@ -71,7 +77,6 @@ class PassGraphs:
             with torch.cuda.device(x.device):
                 self.kept[key] = PassGraph(run, self.twin, x, heads, most, self.pool, self.learns)
         self.kept.move_to_end(key)
-        self.asked[key] = self.seen.total()
         graph = self.kept[key]
         if not (self.learns and torch.is_grad_enabled()):
             return graph.forward(x, heads, wanted)
@@ -86,9 +91,9 @@ class PassGraphs:
         if len(self.kept) < GRAPHS_KEPT:
             return True
         oldest = next(iter(self.kept))
-        if self.seen.total() - self.asked[oldest] <= FORGOTTEN:
+        if self.passes - self.asked[oldest] <= FORGOTTEN:
             return False
-        del self.kept[oldest], self.asked[oldest]
+        del self.kept[oldest]
         return True
 
     def settle_gradients(self) -> None:
