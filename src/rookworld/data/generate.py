@@ -15,7 +15,7 @@ import os
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -374,13 +374,18 @@ def mates_of_chunk(settings: GenerateSettings, store: Path | None, number: int) 
 
 def analysis_records(settings: GenerateSettings, store: Path | None, number: int) -> list[Record]:
     """The P rows of one chunk."""
-    rng = chunk_rng(settings, number)
-    with Engine(find_engine(settings.engine)) as engine:
-        if settings.positions and store:
-            fens = (fen for fen, _ in given_positions(settings, store, number))
-            return list(labelled_records(engine, settings, fens))
-        if given := given_games(settings, store, number):
-            games = [given_game_rows(engine, rng, settings, moves) for moves in given]
-        else:
-            games = [engine_game_rows(engine, rng, settings) for _ in range(GAMES_PER_CHUNK["P"])]
-        return [record for game in games for record in game]
+    rng, engine = chunk_rng(settings, number), kept_engine(find_engine(settings.engine))
+    if settings.positions and store:
+        fens = (fen for fen, _ in given_positions(settings, store, number))
+        return list(labelled_records(engine, settings, fens))
+    if given := given_games(settings, store, number):
+        games = [given_game_rows(engine, rng, settings, moves) for moves in given]
+    else:
+        games = [engine_game_rows(engine, rng, settings) for _ in range(GAMES_PER_CHUNK["P"])]
+    return [record for game in games for record in game]
+
+
+@cache
+def kept_engine(path: Path) -> Engine:
+    """This process's engine, for all its chunks: starting one takes as long as playing a chunk."""
+    return Engine(path)
