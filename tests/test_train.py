@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import child_process
+from rookworld import train as loop
 from rookworld.errors import ConfigError, Diverged, RookworldError
 from rookworld.evaluate import Evaluation
 from rookworld.grpo.rulings import Continue, Ruling
@@ -29,6 +30,7 @@ from tiny_training import (
     judge_by,
     metrics_of,
     no_evaluation,
+    relative,
     share_of_low_moves,
     tiny_rows,
     tiny_settings,
@@ -69,6 +71,27 @@ def test_policy_sampler_and_reference_are_one_before_the_first_update(
     assert metrics["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
     assert metrics["sampler/logp_gap"] < 1e-4
     assert metrics["policy/clipped"] == 0
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_what_is_done_while_others_score_changes_nothing(
+    warm_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, updates: int
+) -> None:
+    """The reference's passes and the drills, as beside a GPU."""
+    settings = tiny_settings(
+        warm_folder, tmp_path, agreement_coef=1.0, agreement_prompts=6, updates_per_rollout=updates
+    )
+    found = []
+    for ahead in (False, True):
+        monkeypatch.setattr(loop, "may_look_ahead", lambda state, settings, now=ahead: now)
+        settings = replace(settings, score_workers=int(ahead))
+        state = new_state(settings, tiny_rows(), CPU)
+        measured = [step(state, settings)[1] for _ in range(3)]
+        assert state.begun is None
+        found.append((measured, [p.detach().clone() for p in state.learner.model.parameters()]))
+    (plain, weights), (ahead_of, others) = found
+    assert plain[2]["loss/agreement"] == pytest.approx(ahead_of[2]["loss/agreement"], rel=1e-5)
+    assert relative(others, weights) < 1e-5
 
 
 def test_a_reference_that_is_another_model_is_refused(warm_folder: Path, tmp_path: Path) -> None:
