@@ -7,6 +7,8 @@ a sampler that quietly ran ten times slower would go unnoticed.
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
@@ -32,6 +34,9 @@ PREFILL_TOKENS = {"cpu": 1152, "cuda": 1 << 16}
 """Tokens prefilled at once: on the CPU few enough for the activations to stay in its cache."""
 PREFILL_CAPTURED = 1 << 13
 """Tokens up to which a prefill is captured; beyond them the host keeps ahead of the GPU."""
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Names of <malloc.h>."""
 
 Ids = NDArray[np.int64]
 Key = tuple[Shape, bool, bool]
@@ -113,12 +118,15 @@ class Eager:
 
 
 def keep_freed_pages() -> None:
-    """Free a block of nearly 32 MiB: from then on glibc reuses what is below that size.
+    """Let glibc reuse freed blocks of up to 32 MiB, its limit, and hand none back to the system.
 
-    Otherwise it may hand the temporaries of a prefill back to the system and fetch them anew,
-    which was a tenth of a prefill. Elsewhere this does nothing.
+    Otherwise it fetches the temporaries of prefills and passes anew, page by page, which was a
+    tenth of a prefill and a twentieth of a training step. Elsewhere this does nothing.
     """
-    torch.empty(31 << 20, dtype=torch.uint8)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(M_TRIM_THRESHOLD, (2 << 30) - 1)
 
 
 def fill(batch: Batch, prompts: Sequence[Ids]) -> Tensor:
