@@ -93,9 +93,9 @@ def branched(lengths: Tensor, head: int, tail: int) -> Attend:
 
 def prompts_and_answers(qkv: Tensor, groups: int, head: int, tail: int) -> tuple[Tensor, Tensor]:
     """The two parts of a line: [groups, head, …] and [groups, answers, tail, …]."""
-    # split, not slices: each slice's gradient would be a tensor of zeros of the whole's size
+    # split and flatten, not slices: a slice's gradient would be zeros of the whole's size first
     first, each = groups * head, qkv.shape[2:]
-    prompts, answers = torch.split(qkv[0], [first, qkv.shape[1] - first])
+    prompts, answers = torch.split(qkv.flatten(0, 1), [first, qkv.shape[1] - first])
     return prompts.view(groups, head, *each), answers.view(groups, -1, tail, *each)
 
 
