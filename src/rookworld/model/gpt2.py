@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from .product import dense
 from .residual import add_norm
 
 Attend = Callable[[Tensor], Tensor]
@@ -196,10 +197,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, attend: Attend, wanted: Tensor | None) -> Tensor:
         batch, tokens, width = x.shape
-        qkv = self.c_attn(x).view(batch, tokens, 3, self.n_head, width // self.n_head)
+        qkv = dense(x, self.c_attn).view(batch, tokens, 3, self.n_head, width // self.n_head)
         seen = attend(qkv).reshape(batch, tokens, width)
-        projected: Tensor = self.c_proj(chosen(seen, wanted))
-        return projected
+        return dense(chosen(seen, wanted), self.c_proj)
 
 
 def chosen(x: Tensor, wanted: Tensor | None) -> Tensor:
@@ -214,8 +214,7 @@ class MLP(nn.Module):
         self.c_proj = nn.Linear(config.inner, config.n_embd)
 
     def forward(self, x: Tensor) -> Tensor:
-        projected: Tensor = self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
-        return projected
+        return dense(dense(x, self.c_fc, gelu=True), self.c_proj)
 
 
 class Block(nn.Module):
