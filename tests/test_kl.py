@@ -171,6 +171,18 @@ def test_a_plain_draw_is_the_general_one(kind: str) -> None:
         torch.testing.assert_close(getattr(plain, name), getattr(drawn, name))
 
 
+@pytest.mark.parametrize("names", [("logp",), ("entropy",), ("kl",), ("logp", "entropy", "kl")])
+def test_a_plain_draw_has_the_gradient_of_the_general_one(names: tuple[str, ...]) -> None:
+    def gradients(draw: Draw) -> tuple[Tensor, ...]:
+        hidden, head, ids, ref_hidden, ref_head = hidden_case()
+        stats = token_stats(hidden, head, ids, draw=draw, ref_hidden=ref_hidden, ref_head=ref_head)
+        weighted = [getattr(stats, name) @ torch.linspace(-1, 2, 10) for name in names]
+        return torch.autograd.grad(torch.stack(weighted).sum(), (hidden, head))
+
+    general = gradients(Draw(temperature=torch.ones(10)))
+    torch.testing.assert_close(gradients(Draw()), general)
+
+
 def test_token_stats_by_definition() -> None:
     hidden, head, ids, ref_hidden, ref_head = hidden_case()
     stats = token_stats(hidden, head, ids, ref_hidden=ref_hidden, ref_head=ref_head)

@@ -23,6 +23,8 @@ from torch.utils.checkpoint import checkpoint
 from rookworld.model.distribution import entropy_of, truncated_logits
 from rookworld.model.kernels import on_one_gpu
 
+from .plain_scores import PlainScores
+
 ExactKL = Callable[[Tensor, Tensor], Tensor]
 """(log π [..., V], log ref [..., V]) -> KL [...]."""
 
@@ -138,6 +140,8 @@ def stats_from_logits(
 ) -> TokenStats:
     """`TokenStats` of rows whose logits [rows, V] (and the reference's) are at hand."""
     logits = logits.float()
+    if draw.plain and kind == "forward" and ref_logits is not None:
+        return _plain_stats(logits, ref_logits.detach().float().to(logits.device), ids)
     index = ids.unsqueeze(-1)
     scores = logits
     if not draw.plain:
@@ -159,6 +163,12 @@ def stats_from_logits(
         kl=EXACT[kind](log_pi, log_ref),
         ref_logp=ref_drawn.gather(-1, index).squeeze(-1),
     )
+
+
+def _plain_stats(logits: Tensor, ref_logits: Tensor, ids: Tensor) -> TokenStats:
+    apply: Callable[..., tuple[Tensor, ...]] = PlainScores.apply
+    logp, entropy, kl, ref_logp = apply(logits, ref_logits, ids)
+    return TokenStats(logp=logp, entropy=entropy, kl=kl, ref_logp=ref_logp)
 
 
 def _no_greedy(temperature: Tensor | float) -> Tensor | float:
