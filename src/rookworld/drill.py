@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rookworld import distributed
 from rookworld.agreement import SEED, SIDES, agreed_rows, agreed_shares, called, views
@@ -44,6 +45,9 @@ MOVES_KEPT = 32
 """Of each position, the moves that lists name most often; the others hardly ever are."""
 ASKED_AT_ONCE = 2048
 """Positions about which the reference is asked together."""
+WITHOUT_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""cuDNN's attention plans for each new size, which takes longer than to attend, and questions are
+of ever new sizes: some positions may be turned four ways and some two."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +143,8 @@ class Drill:
         """Find out and keep what the reference agrees on about these positions."""
         if not prompts:
             return
-        shares = agreed_shares(prompts, self.learner, self.tokenizer, self.settings, workers)
+        with sdpa_kernel(WITHOUT_PLANS):
+            shares = agreed_shares(prompts, self.learner, self.tokenizer, self.settings, workers)
         kept = shares[..., : self.tokenizer.vocab_size].topk(MOVES_KEPT)
         numbers = [prompt.key for prompt in prompts]
         self.moves[numbers], self.shares[numbers] = kept.indices.to(self.kind), kept.values
