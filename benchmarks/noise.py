@@ -21,10 +21,10 @@ from torch import Tensor
 
 from rookworld import credit, passes, update
 from rookworld.commands.training import read_rows
+from rookworld.gathering import gather
 from rookworld.rollout import Collected
 from rookworld.settings import TrainSettings
 from rookworld.step_metrics import Clock
-from rookworld.train import gather
 from rookworld.trainer_state import State, new_state
 
 Credit = Literal["answer", "fields", "outlook", "choices"]

@@ -20,6 +20,7 @@ import torch
 from rookworld import passes, update
 from rookworld.data.sources import load_rows
 from rookworld.distributed import start
+from rookworld.gathering import gather
 from rookworld.groups import Group
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.precision import matrices_in
@@ -30,7 +31,7 @@ from rookworld.sources import pick_tokenizer
 from rookworld.step_metrics import Clock
 from rookworld.tasks.scoring import judge_answer
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
-from rookworld.train import gather, learn
+from rookworld.train import learn
 from rookworld.trainer_state import State, new_state, reward_rules, sampling
 
 SHAPE = partial(GPT2Config, n_positions=192, n_embd=320, n_layer=6, n_head=10)

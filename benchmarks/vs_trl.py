@@ -33,6 +33,7 @@ import torch
 
 from rookworld.data.sources import load_rows
 from rookworld.distributed import start
+from rookworld.gathering import gather
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.precision import arithmetic
 from rookworld.model.tokenizer import Tokenizer
@@ -42,7 +43,7 @@ from rookworld.settings import TrainSettings
 from rookworld.sources import pick_tokenizer
 from rookworld.step_metrics import Clock, peak_memory_mb
 from rookworld.tasks.task import PolicyRow
-from rookworld.train import gather, learn
+from rookworld.train import learn
 from rookworld.trainer_state import new_state
 from rookworld.trl import policy_reward, records
 

@@ -21,12 +21,13 @@ from rookworld.checkpoint import fault_of, saved_checkpoints
 from rookworld.cli import main
 from rookworld.errors import ConfigError
 from rookworld.evaluate import Evaluation
+from rookworld.gathering import gather
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.runs import read_lines
 from rookworld.step_metrics import Clock
-from rookworld.train import gather, learn, train
+from rookworld.train import learn, train
 from rookworld.trainer_state import new_state
 from tiny_training import metrics_of, tiny_rows, tiny_settings, write_jsonl
 

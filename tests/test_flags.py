@@ -13,17 +13,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rookworld import credit, distributed, evaluate, passes, trainer_state, update
-from rookworld import train as loop
+from rookworld import credit, distributed, evaluate, gathering, passes, trainer_state, update
 from rookworld.commands import judging
 from rookworld.commands.training import Recorder, held_out, read_rows, read_settings
 from rookworld.errors import ConfigError
+from rookworld.gathering import gather, may_look_ahead, scoring_workers
 from rookworld.model.weights import load_model
 from rookworld.passes import Learner
 from rookworld.runs import read_lines
 from rookworld.settings import TrainSettings
 from rookworld.step_metrics import Clock
-from rookworld.train import gather, lr_at, may_look_ahead, scoring_workers, train
+from rookworld.train import lr_at, train
 from rookworld.trainer_state import (
     State,
     guard_settings,
@@ -419,7 +419,7 @@ def test_content_counts_more_and_more_while_rewards_warm_up(
     monkeypatch: pytest.MonkeyPatch, tiny_folder: Path
 ) -> None:
     progress: list[float] = []
-    monkeypatch.setattr(loop, "collect", lambda *args, **options: progress.append(args[4]))
+    monkeypatch.setattr(gathering, "collect", lambda *args, **options: progress.append(args[4]))
     args = f"--model {tiny_folder} {SMALL} --reward-warmup-steps 100".split()
     settings = read_settings(args, "rookworld train")
     state = new_state(settings, tiny_rows(), torch.device("cpu"))

@@ -12,9 +12,10 @@ import child_process
 from rookworld import distributed, sharding
 from rookworld.checkpoint import Checkpoint
 from rookworld.errors import ConfigError
+from rookworld.gathering import gather
 from rookworld.settings import TrainSettings
 from rookworld.step_metrics import Clock
-from rookworld.train import gather, learn
+from rookworld.train import learn
 from rookworld.trainer_state import load_named, new_state
 from test_distributed import assert_same_trajectory, command, furthest, run_ranks
 from tiny_training import tiny_rows, tiny_settings, write_jsonl

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import child_process
-from rookworld import train as loop
+from rookworld import gathering
 from rookworld.errors import ConfigError, Diverged, RookworldError
 from rookworld.evaluate import Evaluation
+from rookworld.gathering import gather
 from rookworld.grpo.rulings import Continue, Ruling
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.tokenizer import Tokenizer
@@ -23,7 +24,7 @@ from rookworld.rollout import Collected
 from rookworld.runs import read_json, read_lines
 from rookworld.settings import TrainSettings
 from rookworld.step_metrics import Clock, Metrics
-from rookworld.train import Hooks, follow_reference, gather, learn, lr_at, together, train
+from rookworld.train import Hooks, follow_reference, learn, lr_at, together, train
 from rookworld.trainer_state import State, new_state, reference_device
 from tiny_training import (
     evaluation,
@@ -83,7 +84,7 @@ def test_what_is_done_while_others_score_changes_nothing(
     )
     found = []
     for ahead in (False, True):
-        monkeypatch.setattr(loop, "may_look_ahead", lambda state, settings, now=ahead: now)
+        monkeypatch.setattr(gathering, "may_look_ahead", lambda state, settings, now=ahead: now)
         settings = replace(settings, score_workers=int(ahead))
         state = new_state(settings, tiny_rows(), CPU)
         measured = [step(state, settings)[1] for _ in range(3)]

@@ -10,10 +10,8 @@ kept from step to step in `trainer_state`.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +26,20 @@ from rookworld.checkpoint import (
     save_checkpoint,
 )
 from rookworld.config import resolved
-from rookworld.drill import Drilled
 from rookworld.errors import Diverged, RookworldError
 from rookworld.evaluate import Evaluation
-from rookworld.groups import Answers, Group
+from rookworld.gathering import coefs_at, drills_at, gather
+from rookworld.groups import Group
 from rookworld.grpo.loss import StepTotals
 from rookworld.grpo.rulings import Continue, EvalHealth, Restore, Ruling, Skip, StepHealth, Stop
-from rookworld.grpo.schedule import FALLS, lr_multiplier, ramp
+from rookworld.grpo.schedule import lr_multiplier
 from rookworld.interruption import Interrupted, interruptible
 from rookworld.model.gpt2 import GPT2
-from rookworld.model.precision import arithmetic, matrices_in
+from rookworld.model.precision import arithmetic
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.passes import Micro
 from rookworld.processes import refuse_unguarded_scripts
-from rookworld.rollout import Collected, Collector, collect
+from rookworld.rollout import Collected
 from rookworld.runs import Run, origin, write_json
 from rookworld.settings import TrainSettings
 from rookworld.step_metrics import (
@@ -54,8 +52,6 @@ from rookworld.step_metrics import (
     token_metrics,
     update_metrics,
 )
-from rookworld.tasks.engine import usable_cores
-from rookworld.tasks.scoring import Workers, workers
 from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow
 from rookworld.trainer_state import (
     EVENTS,
@@ -64,12 +60,11 @@ from rookworld.trainer_state import (
     new_state,
     restore,
     resume,
-    reward_rules,
     sampling,
     save,
     with_credit,
 )
-from rookworld.update import Coefs, Gradient
+from rookworld.update import Gradient
 
 REFERENCE_PATIENCE = 20
 """Steps that KL must stay above --ref-reset-kl before the reference is reset."""
@@ -137,81 +132,6 @@ def due(step: int, every: int, last: int) -> bool:
 # --- one step -----------------------------------------------------------------------------------
 
 
-def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Clock) -> Collected:
-    """Sampled and judged groups of this step."""
-    # a recovery samples anew: the answers that led astray are not asked for again
-    seed = settings.seed + 1_000_003 * state.guard.recoveries
-    scorers = scoring_workers(settings, state.learner.whole.device)
-    collector = Collector(
-        state.learner.whole,
-        state.tokenizer,
-        sampling(settings, state.tokenizer),
-        settings.k_samples,
-        seed,
-        reward_rules(settings),
-        judge,
-        by_field=settings.credit != "answer" and not settings.gae,
-        by_choice=settings.credit == "choices" and not settings.gae,
-        dtype=matrices_in(settings.dtype, state.learner.whole.device),
-        workers=scorers,
-        clock=clock.lap,
-    )
-    if scorers is not None and may_look_ahead(state, settings):
-        collector = replace(
-            collector,
-            meanwhile=partial(look_ahead, state, settings),
-            idle=partial(drill_ahead, state, settings),
-        )
-    progress = ramp(state.step, settings.reward_warmup_steps)
-    return collect(
-        collector,
-        state.prompts,
-        settings.batch_size,
-        state.step,
-        progress,
-        flat_tries=settings.flat_tries,
-    )
-
-
-def look_ahead(state: State, settings: TrainSettings, answers: Sequence[Answers]) -> None:
-    """Ask the reference, while others score them, what does not depend on the scores."""
-    passes.look_ahead(state.learner, settings, state.tokenizer.eos, state.known, answers)
-
-
-def drill_ahead(state: State, settings: TrainSettings) -> None:
-    """Have the device begin the step's gradient with what is drilled, while answers are scored."""
-    if state.drill is None or state.begun is not None:
-        return
-    drills = drills_at(state, settings)
-    coef = coefs_at(state, settings).agreement
-    state.begun = drills, update.drilled(drills, state.learner, settings, coef)
-
-
-def drills_at(state: State, settings: TrainSettings) -> list[Drilled]:
-    """What this step drills, if anything."""
-    helpers = scoring_workers(settings, state.learner.whole.device)
-    return [] if state.drill is None else state.drill.at(state.step, helpers)
-
-
-def may_look_ahead(state: State, settings: TrainSettings) -> bool:
-    """Whether there is something to do while answers are scored: a GPU then does nothing.
-
-    Not before the first update, where both models must see the same packs for KL to be 0; nor in
-    shares, which must take as many passes on every rank.
-    """
-    idle = state.learner.reference.device.type == "cuda"
-    return idle and state.step > 0 and not settings.shard
-
-
-def scoring_workers(settings: TrainSettings, device: torch.device) -> Workers | None:
-    """Processes that score beside a GPU; on a CPU they would take the cores from the sampler."""
-    count = settings.score_workers
-    if count is None:
-        cores = min(usable_cores(), (os.cpu_count() or 1) // distributed.local_world_size())
-        count = min(8, cores // 2) if device.type == "cuda" else 0
-    return workers(count) if count > 0 else None
-
-
 def learn(
     state: State, collected: Collected, settings: TrainSettings, clock: Clock
 ) -> tuple[Metrics, Ruling]:
@@ -252,12 +172,6 @@ def learn(
     metrics = rewards | update_metrics(state, found, coefs, lr_at(state, settings), settings)
     metrics |= token_metrics(collected, micros) | clock.metrics()
     return metrics, together(rulings, left_out(collected, state.step + 1))
-
-
-def coefs_at(state: State, settings: TrainSettings) -> Coefs:
-    """What the KL and the agreement weigh at this step."""
-    share = FALLS[settings.agreement_schedule](state.step / settings.steps)
-    return Coefs(state.control.coef_at(state.step), share * settings.agreement_coef)
 
 
 def prepared(

@@ -1,0 +1,109 @@
+"""The first half of a step: groups of sampled, judged answers, and what a GPU does meanwhile.
+
+Laws: which answers are asked for is a function of settings and step; what is done while others
+score them changes nothing but the time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from rookworld import distributed, passes, update
+from rookworld.drill import Drilled
+from rookworld.groups import Answers
+from rookworld.grpo.schedule import FALLS, ramp
+from rookworld.model.precision import matrices_in
+from rookworld.rollout import Collected, Collector, collect
+from rookworld.settings import TrainSettings
+from rookworld.step_metrics import Clock
+from rookworld.tasks.engine import usable_cores
+from rookworld.tasks.scoring import Workers, workers
+from rookworld.tasks.task import Judge
+from rookworld.trainer_state import State, reward_rules, sampling
+from rookworld.update import Coefs
+
+
+def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Clock) -> Collected:
+    """Sampled and judged groups of this step."""
+    # a recovery samples anew: the answers that led astray are not asked for again
+    seed = settings.seed + 1_000_003 * state.guard.recoveries
+    scorers = scoring_workers(settings, state.learner.whole.device)
+    collector = Collector(
+        state.learner.whole,
+        state.tokenizer,
+        sampling(settings, state.tokenizer),
+        settings.k_samples,
+        seed,
+        reward_rules(settings),
+        judge,
+        by_field=settings.credit != "answer" and not settings.gae,
+        by_choice=settings.credit == "choices" and not settings.gae,
+        dtype=matrices_in(settings.dtype, state.learner.whole.device),
+        workers=scorers,
+        clock=clock.lap,
+    )
+    if scorers is not None and may_look_ahead(state, settings):
+        collector = replace(
+            collector,
+            meanwhile=partial(look_ahead, state, settings),
+            idle=partial(drill_ahead, state, settings),
+        )
+    progress = ramp(state.step, settings.reward_warmup_steps)
+    return collect(
+        collector,
+        state.prompts,
+        settings.batch_size,
+        state.step,
+        progress,
+        flat_tries=settings.flat_tries,
+    )
+
+
+def look_ahead(state: State, settings: TrainSettings, answers: Sequence[Answers]) -> None:
+    """Ask the reference, while others score them, what does not depend on the scores."""
+    passes.look_ahead(state.learner, settings, state.tokenizer.eos, state.known, answers)
+
+
+def drill_ahead(state: State, settings: TrainSettings) -> None:
+    """Have the device begin the step's gradient with what is drilled, while answers are scored."""
+    if state.drill is None or state.begun is not None:
+        return
+    drills = drills_at(state, settings)
+    coef = coefs_at(state, settings).agreement
+    state.begun = drills, update.drilled(drills, state.learner, settings, coef)
+
+
+def drills_at(state: State, settings: TrainSettings) -> list[Drilled]:
+    """What this step drills, if anything."""
+    helpers = scoring_workers(settings, state.learner.whole.device)
+    return [] if state.drill is None else state.drill.at(state.step, helpers)
+
+
+def may_look_ahead(state: State, settings: TrainSettings) -> bool:
+    """Whether there is something to do while answers are scored: a GPU then does nothing.
+
+    Not before the first update, where both models must see the same packs for KL to be 0; nor in
+    shares, which must take as many passes on every rank.
+    """
+    idle = state.learner.reference.device.type == "cuda"
+    return idle and state.step > 0 and not settings.shard
+
+
+def scoring_workers(settings: TrainSettings, device: torch.device) -> Workers | None:
+    """Processes that score beside a GPU; on a CPU they would take the cores from the sampler."""
+    count = settings.score_workers
+    if count is None:
+        cores = min(usable_cores(), (os.cpu_count() or 1) // distributed.local_world_size())
+        count = min(8, cores // 2) if device.type == "cuda" else 0
+    return workers(count) if count > 0 else None
+
+
+def coefs_at(state: State, settings: TrainSettings) -> Coefs:
+    """What the KL and the agreement weigh at this step."""
+    share = FALLS[settings.agreement_schedule](state.step / settings.steps)
+    return Coefs(state.control.coef_at(state.step), share * settings.agreement_coef)
