@@ -148,6 +148,18 @@ def test_what_is_found_out_meanwhile_is_of_the_same_answers(
             assert torch.equal(mine.old_logp, theirs.old_logp)
 
 
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_rank_is_idle_once_with_or_without_prompts(
+    model: GPT2, tokenizer: Tokenizer, count: int
+) -> None:
+    """What ranks do then they may have to agree on: one without a prompt must not be missing."""
+    asked = Prompts(tiny_rows(), tokenizer, 0.5, seed=0).take(count)
+    times: list[int] = []
+    collector = replace(collector_of(model, tokenizer), idle=lambda: times.append(1))
+    assert len(collector.groups(asked, step=0, progress=1.0)) == count == len(asked)
+    assert times == [1]
+
+
 def test_recorded_log_probabilities_are_the_models_own(model: GPT2, tokenizer: Tokenizer) -> None:
     prompts = Prompts(tiny_rows(), tokenizer, 0.5, seed=0).take(4)
     collector = collector_of(model, tokenizer)

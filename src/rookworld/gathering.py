@@ -47,12 +47,11 @@ def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Cl
         workers=scorers,
         clock=clock.lap,
     )
-    if scorers is not None and may_look_ahead(state, settings):
-        collector = replace(
-            collector,
-            meanwhile=partial(look_ahead, state, settings),
-            idle=partial(drill_ahead, state, settings),
-        )
+    if may_look_ahead(state, settings):
+        # drills are counted over all ranks: whether this is done must not depend on a rank's cores
+        collector = replace(collector, idle=partial(drill_ahead, state, settings))
+        if scorers is not None:
+            collector = replace(collector, meanwhile=partial(look_ahead, state, settings))
     progress = ramp(state.step, settings.reward_warmup_steps)
     return collect(
         collector,

@@ -116,13 +116,15 @@ class Collector:
     meanwhile: Callable[[Sequence[Answers]], None] = field(default=lambda answers: None)
     """Called with answers while others score them."""
     idle: Callable[[], None] = field(default=lambda: None)
-    """Called when all answers are sampled and others still score them."""
+    """Called when all answers are sampled and others still score them, also without any prompt:
+    ranks may have something to agree on."""
     clock: Callable[[str], Any] = field(default=lambda name: None)
     """Called with "sample" at the end of a stretch of sampling, with "score" at that of others."""
 
     def groups(self, prompts: Sequence[Prompt], step: int, progress: float) -> list[Group]:
         """Sampled and judged answers to each prompt, in the prompts' order."""
         if not prompts:
+            self.idle()
             return []
         scorer = Scorer(self.rules, progress, self.by_field, self.judge, self.by_choice)
         order = sorted(range(len(prompts)), key=lambda place: len(prompts[place].ids))
