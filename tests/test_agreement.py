@@ -312,6 +312,24 @@ def test_what_cannot_agree_is_refused(
         tiny_settings(tiny_folder, tmp_path, agreement_coef=0.1, **changes)
 
 
+def test_positions_of_their_own_are_enough_to_agree_on(tiny_folder: Path, tmp_path: Path) -> None:
+    data: dict[str, Any] = {"agreement_data": ("embedded:mate",)}
+    tiny_settings(tiny_folder, tmp_path, agreement_coef=0.1, mix_env_ratio=1.0, **data)
+    with pytest.raises(ConfigError, match="nothing would be learnt from them"):
+        tiny_settings(tiny_folder, tmp_path, **data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "gib", "count"),
+    [("cpu", 0, 1024), ("cuda", 139, 8192), ("cuda", 24, 1536), ("cuda", 8, 1024)],
+)
+def test_small_gpus_write_fewer_lists_at_once(
+    kind: str, gib: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agreement, "memory_of", lambda device: gib << 30)
+    assert agreement.lists_at_once(torch.device(kind)) == count
+
+
 def test_moves_in_pieces_are_refused(settings: TrainSettings) -> None:
     state = new_state(settings, tiny_rows(), torch.device("cpu"))
     with pytest.raises(ConfigError, match=r"--agreement-coef 1\.0: the tokenizer of"):

@@ -15,7 +15,7 @@ from torch import Tensor
 from rookworld import distributed
 from rookworld import drill as module
 from rookworld.agreement import SIDES, agreed_shares, called
-from rookworld.data.sources import load_rows
+from rookworld.data.sources import load_positions, load_rows
 from rookworld.drill import Drill, Drilled
 from rookworld.errors import DataError
 from rookworld.groups import Prompt
@@ -242,6 +242,11 @@ def test_positions_without_labels_are_enough(settings: TrainSettings, tmp_path: 
     assert drill is not None
     with pytest.raises(DataError, match="8/8/8 w"):
         drill.at(0)
+    for written, said in (("", "no positions in it"), ('{"fen": null}\n', "'fen' is no text")):
+        path.write_text(written)
+        load_positions.cache_clear()
+        with pytest.raises(DataError, match=said):
+            new_state(settings, tiny_rows(), torch.device("cpu"))
 
 
 def test_passes_are_of_one_size_or_one_less(settings: TrainSettings) -> None:

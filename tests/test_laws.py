@@ -199,7 +199,13 @@ def test_held_out_rows_that_are_trained_on_are_a_warning(
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
     assert "positions of --held-out" in line
     assert "what is trained on measures nothing" in line
-    assert main(["train", *flags[:4], *flags[6:], *few]) == 0
+    apart = [*flags[:4], *flags[6:], *few]
+    assert main(["train", *apart]) == 0
+    assert "warning" not in capsys.readouterr().err
+    drilled = ["--agreement-coef", "1", "--agreement-data"]
+    assert main(["train", *apart, *drilled, "embedded:validation"]) == 0
+    assert "are also in the data, " in capsys.readouterr().err
+    assert main(["train", *apart, *drilled, "embedded:test"]) == 0
     assert "warning" not in capsys.readouterr().err
 
 

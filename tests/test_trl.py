@@ -442,7 +442,13 @@ def test_a_run_stopped_by_a_signal_goes_on_where_it_was(
     backend: Any, warm_folder: Path, tmp_path: Path
 ) -> None:
     settings = small(
-        warm_folder, tmp_path / "run", steps=4, ref_sync_every=1, save_every=9, adaptive_kl=True
+        warm_folder,
+        tmp_path / "run",
+        steps=4,
+        ref_sync_every=1,
+        save_every=9,
+        adaptive_kl=True,
+        lr_final=0.2,
     )
 
     def interrupt(step: int, metrics: Any) -> None:
@@ -459,7 +465,7 @@ def test_a_run_stopped_by_a_signal_goes_on_where_it_was(
     assert lines[2]["kl/coef"] == before["control"]["coef"] != settings.kl_coef
     # the reference of step 3 is the policy after step 2: it was saved and has come back
     assert lines[2]["kl/exact"] == pytest.approx(0, abs=1e-6)
-    assert [line["lr"] for line in lines] == pytest.approx([1e-3, 7.75e-4, 3.25e-4, 1e-4])
+    assert [line["lr"] for line in lines] == pytest.approx([1e-3, 8e-4, 4e-4, 2e-4])
     moments = moments_of(tmp_path / "run/checkpoints/step-000004")
     assert float(moments["trl.optimizer.0.step"]) == 4
     done = weights_of(tmp_path / "run/final")

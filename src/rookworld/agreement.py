@@ -22,6 +22,7 @@ from torch import Tensor
 from rookworld.groups import Prompt
 from rookworld.grpo.agreement import Agreed, continued, sharpened
 from rookworld.model.batch import rounded_up
+from rookworld.model.graphs import memory_of
 from rookworld.model.precision import matrices_in, passes_in
 from rookworld.model.sampling import ROWS_AT_ONCE, Sampling, sample
 from rookworld.model.tokenizer import Tokenizer
@@ -46,8 +47,9 @@ LEAST = 1e-9
 SEED = 7_368_787
 """Added to a run's seed, so that the reference does not draw what the policy draws."""
 SIDES = 4
-LISTS_AT_ONCE = {"cuda": 8192}
-"""By device: they are so short that a GPU writes a thousand while the host lays out the next."""
+LISTS_AT_ONCE, LISTS_A_GIB = 8192, 64
+"""At most so many, and so many for each GiB of a GPU's memory, of which they take a part for good.
+Lists are so short that it writes a thousand while the host lays out the next."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ def written(
         eos=tokenizer.eos,
         seed=settings.seed + SEED,
         keys=[key * SIDES + side for key, side in zip(keys, seen.sides.tolist(), strict=True)],
-        rows_at_once=LISTS_AT_ONCE.get(device.type, ROWS_AT_ONCE),
+        rows_at_once=lists_at_once(device),
         dtype=matrices_in(settings.dtype, device),
     )
     lists = samples.tokens.view(len(seen), count, -1)
@@ -180,6 +182,13 @@ def written(
     multiple = max(1, together_on(device) // 2)
     short = rounded_up(lists.shape[2] - 1, multiple) + 1 - lists.shape[2]
     return F.pad(lists, (0, short), value=tokenizer.eos), samples.lengths.view(len(seen), count)
+
+
+def lists_at_once(device: torch.device) -> int:
+    """How many lists are written together."""
+    if device.type != "cuda":
+        return ROWS_AT_ONCE
+    return max(ROWS_AT_ONCE, min(LISTS_AT_ONCE, LISTS_A_GIB * memory_of(device) // 2**30))
 
 
 def listed(lined: Pack, learner: Learner, settings: TrainSettings) -> Tensor:

@@ -316,6 +316,11 @@ class TrainSettings(RewardWeights):
         self._can_be_stepped()
         if self.agreement_coef > 0:
             self._can_agree()
+        else:
+            require(
+                not self.agreement_data,
+                "--agreement-data without --agreement-coef: nothing would be learnt from them",
+            )
 
     def _can_be_paid(self) -> None:
         """Rewards, credit and KL go together."""
@@ -375,8 +380,9 @@ class TrainSettings(RewardWeights):
             "--agreement-coef has the reference write lists, which it cannot with --shard",
         )
         require(
-            self.mix_env_ratio < 1,
-            "--agreement-coef with --mix-env-ratio 1: without analysis prompts there are no lists",
+            self.mix_env_ratio < 1 or len(self.agreement_data) > 0,
+            "--agreement-coef with --mix-env-ratio 1: without analysis prompts there are no lists; "
+            "give positions by --agreement-data",
         )
 
     @property

@@ -137,8 +137,7 @@ def trained_on(
     settings: TrainSettings, rows: Sequence[PolicyRow | EnvironmentRow], held: HeldOut
 ) -> str | None:
     """What is wrong with held-out rows if positions of theirs are trained on, None if none is."""
-    drilled = load_positions(settings.agreement_data) if settings.agreement_coef > 0 else ()
-    trained = chain((row.fen for row in rows), drilled)
+    trained = chain((row.fen for row in rows), load_positions(settings.agreement_data))
     asked = chain((row.fen for row in held.policy), (row.fen for row in held.environment))
     shared, tested = seen_positions(trained, asked)
     if not shared:

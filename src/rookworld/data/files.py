@@ -136,9 +136,12 @@ def read_records(path: Path, columns: Sequence[str] | None = None) -> list[Recor
 def read_fens(path: Path) -> list[str]:
     """The positions of a file of rows."""
     try:
-        return [record["fen"] for record in read_records(path, ("fen",))]
+        found = [record["fen"] for record in read_records(path, ("fen",))]
     except (KeyError, TypeError) as error:
         raise DataError(f"{path}: a row without 'fen'") from error
+    if not all(isinstance(fen, str) for fen in found):
+        raise DataError(f"{path}: a row whose 'fen' is no text")
+    return found
 
 
 def file_digest(path: Path) -> str:

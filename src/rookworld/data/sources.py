@@ -58,7 +58,10 @@ def read_source(source: str | Path, intake: Intake) -> Iterator[Row]:
 def load_positions(sources: tuple[str, ...]) -> tuple[str, ...]:
     """The positions of rows of any task, each once, in the order of the sources."""
     found = (fen for source in sources for path in source_files(source) for fen in read_fens(path))
-    return tuple(dict.fromkeys(found))
+    positions = tuple(dict.fromkeys(found))
+    if sources and not positions:
+        raise DataError(f"{' '.join(sources)}: no positions in it")
+    return positions
 
 
 def source_files(source: str | Path) -> list[Path]:

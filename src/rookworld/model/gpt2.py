@@ -63,7 +63,12 @@ def causal_in_float32(qkv: Tensor) -> Tensor:
 
 def abreast(lines: int) -> Attend:
     """`causal` for lines of one length that stand one behind the other in a single one."""
-    return lambda qkv: causal(qkv.reshape(lines, -1, *qkv.shape[2:])).flatten(0, 1)[None]
+
+    def attend(qkv: Tensor) -> Tensor:
+        each = causal_in_float32 if qkv.device.type == "cpu" else causal
+        return each(qkv.reshape(lines, -1, *qkv.shape[2:])).flatten(0, 1)[None]
+
+    return attend
 
 
 def branched(lengths: Tensor, head: int, tail: int) -> Attend:

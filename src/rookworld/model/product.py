@@ -40,7 +40,8 @@ def _suits_onednn(x: Tensor, weight: Tensor) -> bool:
         return False
     if torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
         return False
-    return type(weight) in (Tensor, nn.Parameter) and have_onednn()
+    wanted = bool(torch.backends.mkldnn.enabled) and have_onednn()
+    return wanted and type(weight) in (Tensor, nn.Parameter)
 
 
 class _Product(torch.autograd.Function):
@@ -54,9 +55,9 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
-        rows = slope.flatten(0, -2)
+        rows = slope.reshape(-1, slope.shape[-1])
         return (
             onednn(slope, weight.t(), None) if of_x else None,
-            rows.t() @ x.flatten(0, -2) if of_weight else None,
+            rows.t() @ x.reshape(-1, x.shape[-1]) if of_weight else None,
             rows.sum(0) if of_bias else None,
         )
