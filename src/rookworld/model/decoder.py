@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from .cache import Cache, padding_bias
 from .gpt2 import GPT2, Block
-from .kernels import have_onednn
-from .product import onednn
 
 
 def _packs(weight: Tensor, dtype: torch.dtype) -> bool:
     """Whether oneDNN can hold `weight` in its own blocked layout (a third faster for few rows)."""
-    if weight.device.type != "cpu" or not have_onednn():
+    there: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if weight.device.type != "cpu" or not there:
+        return False
+    if not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
         return False
     if dtype is torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -67,7 +68,11 @@ class Dense:
     def __call__(self, x: Tensor, gelu: bool = False) -> Tensor:
         x = x.to(self.dtype)
         if self.packed:
-            return onednn(x, self.weight, self.bias, gelu)
+            kind, how = ("gelu", "tanh") if gelu else ("none", "")
+            out: Tensor = torch.ops.mkldnn._linear_pointwise(
+                x, self.weight, self.bias, kind, [], how
+            )
+            return out
         out = F.linear(x, self.weight, self.bias)
         return F.gelu(out, approximate="tanh") if gelu else out
 

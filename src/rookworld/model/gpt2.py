@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from .product import dense
 from .residual import add_norm
 
 Attend = Callable[[Tensor], Tensor]
@@ -202,9 +201,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, attend: Attend, wanted: Tensor | None) -> Tensor:
         batch, tokens, width = x.shape
-        qkv = dense(x, self.c_attn).view(batch, tokens, 3, self.n_head, width // self.n_head)
+        qkv = self.c_attn(x).view(batch, tokens, 3, self.n_head, width // self.n_head)
         seen = attend(qkv).reshape(batch, tokens, width)
-        return dense(chosen(seen, wanted), self.c_proj)
+        projected: Tensor = self.c_proj(chosen(seen, wanted))
+        return projected
 
 
 def chosen(x: Tensor, wanted: Tensor | None) -> Tensor:
@@ -219,7 +219,8 @@ class MLP(nn.Module):
         self.c_proj = nn.Linear(config.inner, config.n_embd)
 
     def forward(self, x: Tensor) -> Tensor:
-        return dense(dense(x, self.c_fc, gelu=True), self.c_proj)
+        projected: Tensor = self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+        return projected
 
 
 class Block(nn.Module):

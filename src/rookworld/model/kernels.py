@@ -1,4 +1,4 @@
-"""Which kernels beside torch's own are there, and where they are warmed up for a capture."""
+"""Who may be handed to a Triton kernel of ours, and where kernels are warmed up for a capture."""
 
 from __future__ import annotations
 
@@ -23,13 +23,6 @@ def on_one_gpu(*tensors: Tensor) -> bool:
 def have_triton() -> bool:
     """It comes with every CUDA build of torch for Linux, and with none for other systems."""
     return find_spec("triton") is not None
-
-
-@cache
-def have_onednn() -> bool:
-    """Whether this build of torch lets oneDNN multiply, as those for CPUs of today do."""
-    there: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return there and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 @contextmanager
