@@ -18,6 +18,7 @@ from rookworld.drill import Drilled
 from rookworld.groups import Answers
 from rookworld.grpo.schedule import FALLS, ramp
 from rookworld.model.precision import matrices_in
+from rookworld.model.tape import Tape
 from rookworld.rollout import Collected, Collector, collect
 from rookworld.settings import TrainSettings
 from rookworld.step_metrics import Clock
@@ -33,6 +34,7 @@ def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Cl
     # a recovery samples anew: the answers that led astray are not asked for again
     seed = settings.seed + 1_000_003 * state.guard.recoveries
     scorers = scoring_workers(settings, state.learner.whole.device)
+    state.known.tape = Tape(settings.k_samples) if may_tape(state, settings) else None
     collector = Collector(
         state.learner.whole,
         state.tokenizer,
@@ -43,6 +45,7 @@ def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Cl
         judge,
         by_field=settings.credit != "answer" and not settings.gae,
         by_choice=settings.credit == "choices" and not settings.gae,
+        tape=state.known.tape,
         dtype=matrices_in(settings.dtype, state.learner.whole.device),
         workers=scorers,
         clock=clock.lap,
@@ -91,6 +94,16 @@ def may_look_ahead(state: State, settings: TrainSettings) -> bool:
     """
     idle = state.learner.reference.device.type == "cuda"
     return idle and state.step > 0 and not settings.shard
+
+
+def may_tape(state: State, settings: TrainSettings) -> bool:
+    """Whether the update may go on from the sampler's products; not before the first, see above.
+
+    Recomputed and compiled blocks make their own.
+    """
+    learner = state.learner
+    own = learner.gathered is None and not (settings.recompute or settings.compile)
+    return own and state.step > 0 and learner.model.device.type == "cpu"
 
 
 def scoring_workers(settings: TrainSettings, device: torch.device) -> Workers | None:

@@ -19,6 +19,8 @@ from rookworld.grpo.kl import EXACT, Draw, TokenStats, k3, token_stats
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.graphs import PassGraphs
 from rookworld.model.precision import passes_in
+from rookworld.model.products import Products
+from rookworld.model.tape import Tape
 from rookworld.packs import (
     Answered,
     Pack,
@@ -87,6 +89,8 @@ class Micro:
     returns: Tensor | None = None
     choices: KnownWorths | None = None
     """Rows that learn from everything they could have chosen; their advantages are 0."""
+    products: Sequence[Products] | None = None
+    """What the policy's blocks will find, as long as it is what it was when it answered."""
 
     @property
     def ref_hidden(self) -> Tensor:
@@ -113,10 +117,13 @@ class Known:
     """The reference's [tokens of all answers, width] by a prompt's key."""
     packs: dict[tuple[int, ...], Pack] = field(default_factory=dict)
     """By their prompts' keys."""
+    tape: Tape | None = None
+    """Of the policy while it answered."""
 
     def clear(self) -> None:
         self.states.clear()
         self.packs.clear()
+        self.tape = None
 
 
 def prepare(
@@ -140,6 +147,9 @@ def prepare(
         micro = Micro(packed, chosen, draw_of(packed, chosen, settings), old, seen)
         if settings.kl_collect_cap > 0:
             micro.kept = within_cap(micro, learner, settings)
+        if known.tape is not None and packed.tail > 0:
+            line = (packed.head, packed.tail, packed.sources)
+            micro.products = known.tape.play(keys_of(chosen), *line)
         micros.append(micro)
     known.clear()  # of groups that were left out
     sharding.idle_passes(learner.reference, missing)
@@ -198,10 +208,15 @@ def sampling_of(letter: str, settings: TrainSettings) -> tuple[float, float]:
     return temperature, settings.top_p if own[1] is None else own[1]
 
 
-def states(packed: Pack, model: GPT2, graphs: PassGraphs | None = None) -> Tensor:
+def states(
+    packed: Pack,
+    model: GPT2,
+    graphs: PassGraphs | None = None,
+    known: Sequence[Products] | None = None,
+) -> Tensor:
     """[rows, width] the hidden state that predicts each sampled token."""
     if graphs is None or not graphs.suit(packed.ids.shape[1]):
-        hidden: Tensor = model(packed.ids, packed.positions, packed.attend, packed.sources)
+        hidden: Tensor = model(packed.ids, packed.positions, packed.attend, packed.sources, known)
         return hidden
     size = (packed.head, packed.answers, packed.tail)
 

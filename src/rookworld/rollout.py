@@ -23,6 +23,7 @@ from rookworld.groups import LETTERS, Answers, Group, Promises, Prompt
 from rookworld.grpo.advantages import flat_groups, reward_tensor, valid_groups
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.sampling import ROWS_AT_ONCE, Sampling, sample
+from rookworld.model.tape import Tape
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.promises import alternatives, promised
 from rookworld.tasks.environment import ENVIRONMENT
@@ -109,6 +110,8 @@ class Collector:
     """Also work out what each answer was worth while it was written."""
     by_choice: bool = False
     """And what every move was worth that could have been listed."""
+    tape: Tape | None = None
+    """Where the sampler's products are kept."""
     dtype: torch.dtype | None = None
     """What the sampler's matrices are in; default: as the model's."""
     workers: Workers | None = None
@@ -153,6 +156,7 @@ class Collector:
             seed=self.seed,
             step=step,
             keys=[prompt.key for prompt in prompts],
+            tape=self.tape,
             dtype=self.dtype,
         )
         lengths = samples.lengths.tolist()

@@ -43,6 +43,9 @@ class Dense:
     ) -> None:
         self.sources = (weight.detach(), None if bias is None else bias.detach())
         self.dtype = dtype
+        self.listened_to = False
+        self.heard: list[Tensor] = []
+        """What calls found, before gelu, while somebody listens."""
         self.packed = _packs(weight, dtype)
         self.weight = self.sources[0].to(dtype)
         self.bias = None if bias is None else bias.detach().to(dtype)
@@ -66,6 +69,13 @@ class Dense:
         return [(copy, live) for copy, live in pairs if copy.data_ptr() != live.data_ptr()]
 
     def __call__(self, x: Tensor, gelu: bool = False) -> Tensor:
+        if not self.listened_to:
+            return self._multiplied(x, gelu)
+        found = self._multiplied(x, gelu=False)
+        self.heard.append(found)
+        return F.gelu(found, approximate="tanh") if gelu else found
+
+    def _multiplied(self, x: Tensor, gelu: bool) -> Tensor:
         x = x.to(self.dtype)
         if self.packed:
             kind, how = ("gelu", "tanh") if gelu else ("none", "")
@@ -98,7 +108,8 @@ class Layer:
         self.norm_1, self.norm_2 = Norm(block.ln_1), Norm(block.ln_2)
         self.attend, self.project = dense(attention.c_attn), dense(attention.c_proj)
         self.widen, self.narrow = dense(mlp.c_fc), dense(mlp.c_proj)
-        self.dense = [self.attend, self.project, self.widen, self.narrow]
+        self.four = (self.attend, self.project, self.widen, self.narrow)
+        self.dense = list(self.four)
         if last:
             weight, bias = attention.c_attn.weight, attention.c_attn.bias
             width = weight.shape[1]
@@ -141,6 +152,11 @@ class Weights:
         if pairs:
             copies, live = zip(*pairs, strict=True)
             torch._foreach_copy_(copies, live)  # on a GPU few launches instead of a hundred
+
+    def listen(self, on: bool) -> None:
+        """Hear what all layers' products find from now on, or nothing more; the past is gone."""
+        for dense in (dense for layer in self.layers for dense in layer.dense):
+            dense.listened_to, dense.heard = on, []
 
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         return F.embedding(ids, self.wte) + F.embedding(positions, self.wpe)

@@ -10,7 +10,7 @@ Left out: cross-attention, attention upcasting.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from .products import Products, product
 from .residual import add_norm
 
 Attend = Callable[[Tensor], Tensor]
@@ -199,12 +200,14 @@ class Attention(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
 
-    def forward(self, x: Tensor, attend: Attend, wanted: Tensor | None) -> Tensor:
+    def forward(
+        self, x: Tensor, attend: Attend, wanted: Tensor | None, known: Products | None
+    ) -> Tensor:
         batch, tokens, width = x.shape
-        qkv = self.c_attn(x).view(batch, tokens, 3, self.n_head, width // self.n_head)
+        qkv = product(self.c_attn, x, known and known.attend)
+        qkv = qkv.view(batch, tokens, 3, self.n_head, width // self.n_head)
         seen = attend(qkv).reshape(batch, tokens, width)
-        projected: Tensor = self.c_proj(chosen(seen, wanted))
-        return projected
+        return product(self.c_proj, chosen(seen, wanted), known and known.project)
 
 
 def chosen(x: Tensor, wanted: Tensor | None) -> Tensor:
@@ -218,9 +221,9 @@ class MLP(nn.Module):
         self.c_fc = nn.Linear(config.n_embd, config.inner)
         self.c_proj = nn.Linear(config.inner, config.n_embd)
 
-    def forward(self, x: Tensor) -> Tensor:
-        projected: Tensor = self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
-        return projected
+    def forward(self, x: Tensor, known: Products | None) -> Tensor:
+        wide = F.gelu(product(self.c_fc, x, known and known.widen), approximate="tanh")
+        return product(self.c_proj, wide, known and known.narrow)
 
 
 class Block(nn.Module):
@@ -231,10 +234,16 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, attend: Attend, wanted: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        attend: Attend,
+        wanted: Tensor | None = None,
+        known: Products | None = None,
+    ) -> Tensor:
         x, h = add_norm(x, None, self.ln_1)
-        x, h = add_norm(chosen(x, wanted), self.attn(h, attend, wanted), self.ln_2)
-        out: Tensor = x + self.mlp(h)
+        x, h = add_norm(chosen(x, wanted), self.attn(h, attend, wanted, known), self.ln_2)
+        out: Tensor = x + self.mlp(h, known)
         return out
 
 
@@ -260,13 +269,15 @@ class GPT2(nn.Module):
         positions: Tensor | None = None,
         attend: Attend = causal,
         wanted: Tensor | None = None,
+        known: Sequence[Products] | None = None,
     ) -> Tensor:
         """Hidden states [batch, tokens, width] of `ids` [batch, tokens], after the last norm.
 
         Or only the `wanted` places of them [rows, width], counted through the batch: after the last
-        layer's keys and values nobody looks at a prompt any more.
+        layer's keys and values nobody looks at a prompt any more. `known` is what each block's
+        products will find.
         """
-        return self.through_blocks(self.embed(ids, positions), attend, wanted)
+        return self.through_blocks(self.embed(ids, positions), attend, wanted, known)
 
     def embed(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """[batch, tokens, width] what goes into the first block."""
@@ -275,15 +286,22 @@ class GPT2(nn.Module):
         x: Tensor = self.wte(ids) + self.wpe(positions)
         return x
 
-    def through_blocks(self, x: Tensor, attend: Attend, wanted: Tensor | None = None) -> Tensor:
+    def through_blocks(
+        self,
+        x: Tensor,
+        attend: Attend,
+        wanted: Tensor | None = None,
+        known: Sequence[Products] | None = None,
+    ) -> Tensor:
         """What `forward` does after `embed`."""
-        *earlier, last = self.h
-        for block in earlier:
+        *earlier, last = zip(self.h, [None] * len(self.h) if known is None else known, strict=True)
+        for block, found in earlier:
             if self.recompute and torch.is_grad_enabled():
                 x = checkpoint(block, x, attend, use_reentrant=False, preserve_rng_state=False)
             else:
-                x = block(x, attend)
-        x = last(x, attend, wanted)
+                x = block(x, attend, None, found)
+        block, found = last
+        x = block(x, attend, wanted, found)
         hidden: Tensor = self.ln_f(x)
         return hidden
 

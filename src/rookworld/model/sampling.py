@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -28,6 +28,7 @@ from .decoder import Weights
 from .gpt2 import GPT2
 from .noise import row_keys, wrapped
 from .stepper import Eager, Graphed, Kernels, Stepper, best_kernels
+from .tape import Tape
 
 ROWS_AT_ONCE = 1024
 """Larger requests are sampled in parts: nothing is gained by more rows, and the cache grows.
@@ -102,13 +103,14 @@ def sample(
     first_sample: int | Sequence[int] = 0,
     constraint: Constraint | None = None,
     rows_at_once: int = ROWS_AT_ONCE,
+    tape: Tape | None = None,
     dtype: torch.dtype | None = None,
 ) -> Samples:
     """Draw `k` answers to each of `prompts` from `model` as it is now.
 
     `settings` is one for all or one per prompt; `keys` (default: the prompt's index) and the
     samples' indices, counted from `first_sample`, name the randomness. With `eos` -1 only the
-    maximum ends an answer. `dtype` is the matrices'
+    maximum ends an answer. A `tape` keeps what was found on the way. `dtype` is the matrices'
     (default: the model's). Buffers and graphs are kept for the model's next call; whoever samples
     often from weights that do not change saves their copy with a `Sampler` of their own.
     """
@@ -124,6 +126,7 @@ def sample(
         first_sample=first_sample,
         constraint=constraint,
         rows_at_once=rows_at_once,
+        tape=tape,
     )
 
 
@@ -187,6 +190,7 @@ class Sampler:
         first_sample: int | Sequence[int] = 0,
         constraint: Constraint | None = None,
         rows_at_once: int = ROWS_AT_ONCE,
+        tape: Tape | None = None,
     ) -> Samples:
         """As the function `sample`, from the weights at the last `refresh`."""
         count = len(prompts)
@@ -200,10 +204,14 @@ class Sampler:
         result = _Result(np.repeat(limits, k), eos, self.weights.device)
         queue.sort(key=lambda prompt: len(prompt.ids))
         per_part = max(1, rows_at_once // k)
-        with _on(self.weights.device):
+        listening: AbstractContextManager[None] = nullcontext()
+        if tape is not None:
+            tape.request(names)
+            listening = tape.listening(self.weights)
+        with _on(self.weights.device), listening:
             for start in range(0, count, per_part):
                 part = _Part(queue[start : start + per_part], k, eos, seed, step, constraint)
-                self._sample_part(part, result)
+                self._sample_part(part, result, tape)
         return result.samples()
 
     def _checked(self, prompts: Sequence[Ids]) -> list[NDArray[np.int64]]:
@@ -232,8 +240,8 @@ class Sampler:
             return prompt
         return prompt._replace(settings=replace(prompt.settings, max_new_tokens=room))
 
-    def _sample_part(self, part: _Part, result: _Result) -> None:
-        stepper = self.stepper if part.constraint is None else self.eager
+    def _sample_part(self, part: _Part, result: _Result, tape: Tape | None) -> None:
+        stepper = self.stepper if part.constraint is None and tape is None else self.eager
         rows = part.rows()
         batch = stepper.batch(part.shape, rows.rules.truncated, rows.rules.random)
         lengths = torch.tensor([len(prompt.ids) for prompt in part.prompts])
@@ -241,12 +249,16 @@ class Sampler:
         batch.padded = bool((lengths != batch.shape.prefix).any())
         places = part.places(self.weights.device)
         stepper.start(batch, [prompt.ids for prompt in part.prompts], part.mask(places))
+        if tape is not None:
+            tape.prompts(self.weights, [one.place // part.k for one in part.prompts], lengths)
         used, limit = 1, part.shape.new
         while used < limit:
             looked = min(limit, used + stepper.look_every)
             busy = min(limit, looked + stepper.steps_ahead)
             for slot in range(used - 1, looked - 1):
                 stepper.step(batch, slot, part.mask(places))
+                if tape is not None:
+                    tape.answers(self.weights, slot, places)
             look = _Look(batch)
             for slot in range(looked - 1, busy - 1):
                 stepper.step(batch, slot, part.mask(places))

@@ -1,0 +1,56 @@
+"""The four products of a block: made, or known from a pass that made them before.
+
+Law: both have the same gradients. A known product is not multiplied again on the way forward; what
+goes into it is still needed, for the gradient of its weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+
+class Products(NamedTuple):
+    """What a block's products found, [tokens, …] each: attention's two and then the MLP's."""
+
+    attend: Tensor
+    project: Tensor
+    widen: Tensor
+    narrow: Tensor
+
+
+def product(linear: nn.Linear, x: Tensor, known: Tensor | None) -> Tensor:
+    """`linear(x)`, which may be known."""
+    if known is None:
+        made: Tensor = linear(x)
+        return made
+    apply: Callable[..., Tensor] = _Known.apply
+    return apply(x, linear.weight, linear.bias, known.view(*x.shape[:-1], -1))
+
+
+class _Known(torch.autograd.Function):
+    """x, weight, bias and what they make, in the precision it was made in -> the latter."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, known: Tensor) -> Tensor:
+        ctx.dtypes = x.dtype, weight.dtype, bias.dtype
+        ctx.save_for_backward(x.to(known.dtype), weight.to(known.dtype))
+        return known
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        x, weight = ctx.saved_tensors
+        rows, given = slope.flatten(0, -2), x.flatten(0, -2)
+        # the wider side first: a fifth faster
+        wide = given.shape[1] > rows.shape[1]
+        of_weight = (given.t() @ rows).t() if wide else rows.t() @ given
+        found = ((rows @ weight).view(x.shape), of_weight, rows.sum(0))
+        of_x, of_weight, of_bias = (
+            one.to(dtype) for one, dtype in zip(found, ctx.dtypes, strict=True)
+        )
+        return of_x, of_weight, of_bias, None

@@ -1,0 +1,199 @@
+"""The sampler's products on a tape: an update that goes on from them finds what it would find."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rookworld import gathering
+from rookworld.model import products, stepper
+from rookworld.model.gpt2 import GPT2, GPT2Config
+from rookworld.model.products import Products, product
+from rookworld.model.sampling import Samples, Sampling, sample
+from rookworld.model.tape import Tape
+from rookworld.packs import Pack, packed
+from rookworld.passes import states
+from rookworld.train import train
+from tiny_training import metrics_of, no_evaluation, relative, tiny_rows, tiny_settings
+
+VOCABULARY, EOS, K = 23, 5, 4
+WARM = Sampling(max_new_tokens=20)
+LENGTHS = [7, 19, 1, 12, 12, 30]
+
+
+@pytest.fixture(scope="module")
+def model() -> GPT2:
+    config = GPT2Config(vocab_size=VOCABULARY, n_positions=56, n_embd=32, n_layer=3, n_head=4)
+    model = GPT2(config).init_weights(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(5.0 if parameter.dim() == 2 else 1.0)
+    return model
+
+
+def prompts_of(lengths: Sequence[int], seed: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
+
+
+def answered(
+    model: GPT2, tape: Tape | None, prompts: Sequence[list[int]], keys: Sequence[int], **how: Any
+) -> Samples:
+    return sample(model, prompts, k=K, settings=WARM, eos=EOS, seed=1, keys=keys, tape=tape, **how)
+
+
+def pack_of(prompts: Sequence[list[int]], samples: Samples, some: Sequence[int]) -> Pack:
+    """The prompts at `some` places with their answers."""
+    longest = max(len(prompts[i]) for i in some)
+    lines = torch.tensor([prompts[i] + [EOS] * (longest - len(prompts[i])) for i in some])
+    heads = torch.tensor([len(prompts[i]) for i in some])
+    tokens = samples.tokens.view(len(prompts), K, -1)[list(some)]
+    lengths = samples.lengths.view(len(prompts), K)[list(some)]
+    return packed(lines, heads, tokens[:, :, : int(lengths.max())], lengths)
+
+
+def gradient(model: GPT2, pack: Pack, known: Sequence[Products] | None) -> list[Tensor]:
+    """Hidden states, and what every parameter would do to a sum of them."""
+    model.zero_grad()
+    hidden = states(pack, model, known=known)
+    weights = torch.linspace(-1, 1, hidden.numel()).view_as(hidden)
+    (hidden * weights).sum().backward()  # type: ignore[no-untyped-call]
+    found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    return [hidden.detach().clone(), *found]
+
+
+@pytest.mark.parametrize("some", [[0, 1, 2, 3, 4, 5], [4, 0], [2]], ids=str)
+@pytest.mark.parametrize("rows_at_once", [64, 8])
+@pytest.mark.parametrize("tokens_at_once", [1152, 40])
+def test_a_pass_from_the_tape_is_the_pass(
+    model: GPT2,
+    monkeypatch: pytest.MonkeyPatch,
+    some: list[int],
+    rows_at_once: int,
+    tokens_at_once: int,
+) -> None:
+    monkeypatch.setitem(stepper.PREFILL_TOKENS, "cpu", tokens_at_once)
+    prompts, keys = prompts_of(LENGTHS, seed=0), [31, 7, 1009, 2, 88, 5]
+    tape = Tape(K)
+    answered(model, tape, prompts_of([9, 3], seed=1), keys=[100, 200])
+    samples = answered(model, tape, prompts, keys, rows_at_once=rows_at_once)
+    assert len(set(samples.lengths.tolist())) > 5  # rows are dropped on the way
+    pack = pack_of(prompts, samples, some)
+    known = tape.play([keys[i] for i in some], pack.head, pack.tail, pack.sources)
+    assert known is not None
+    expected = gradient(model, pack, None)
+    for one, other in zip(gradient(model, pack, known), expected, strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-5 * float(other.abs().max()))
+
+
+def test_a_tape_changes_no_answer(model: GPT2) -> None:
+    prompts = prompts_of(LENGTHS, seed=0)
+    keys = range(len(prompts))
+    plain, taped = (answered(model, tape, prompts, keys) for tape in (None, Tape(K)))
+    assert torch.equal(plain.tokens, taped.tokens)
+    assert torch.allclose(plain.logp, taped.logp, atol=1e-5)
+
+
+def test_nothing_is_multiplied_again(model: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, tape = prompts_of(LENGTHS, seed=0), Tape(K)
+    samples = answered(model, tape, prompts, range(6))
+    pack = pack_of(prompts, samples, range(6))
+    known = tape.play(range(6), pack.head, pack.tail, pack.sources)
+
+    def refuse(self: nn.Linear, x: Tensor) -> Tensor:
+        raise AssertionError("a product was made")
+
+    monkeypatch.setattr(nn.Linear, "forward", refuse)
+    states(pack, model, known=known)
+
+
+def test_nobody_listens_after_a_request(model: GPT2) -> None:
+    tape = Tape(K)
+    prompts = prompts_of(LENGTHS, seed=0)
+    answered(model, tape, prompts, range(6))
+    rows = tape.rows
+    answered(model, None, prompts, range(6))
+    assert tape.rows == rows
+
+
+def test_what_is_not_on_the_tape_is_not_played(model: GPT2) -> None:
+    tape = Tape(K)
+    answered(model, tape, prompts_of([9, 3], seed=1), keys=[100, 200])
+    assert tape.play([100, 300], 9, 5, torch.tensor([8])) is None
+
+
+@pytest.mark.parametrize("most", [1, 40_000, 200_000])
+def test_a_full_tape_forgets_everything(model: GPT2, most: int) -> None:
+    prompts, tape = prompts_of(LENGTHS, seed=0), Tape(K, most_bytes=most)
+    samples = answered(model, tape, prompts, range(6))
+    pack = pack_of(prompts, samples, range(6))
+    assert tape.full
+    assert not tape.parts
+    assert tape.play(range(6), pack.head, pack.tail, pack.sources) is None
+    answered(model, tape, prompts, keys=range(6, 12))
+    assert not tape.parts
+
+
+@pytest.mark.parametrize("shape", [(6, 9), (9, 6)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_known_product_has_the_gradients_of_a_made_one(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(*shape, dtype=torch.promote_types(dtype, torch.float32))
+    x = torch.randn(2, 7, shape[0], dtype=linear.weight.dtype, requires_grad=True)
+    slope = torch.randn(2, 7, shape[1]).to(dtype)
+    found: list[list[Tensor]] = []
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
+        made = product(linear, x, None)
+        known = product(linear, x, made.detach().flatten(0, 1))
+    for out in (made, known):
+        parts = torch.autograd.grad(out, (x, linear.weight, linear.bias), slope)
+        found.append([out.detach(), *parts])
+    off = 1e-2 if dtype is torch.bfloat16 else 1e-6
+    for one, other in zip(*found, strict=True):
+        assert one.dtype is other.dtype
+        assert relative([one.double()], [other.double()]) < off
+
+
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"mix_env_ratio": 0.5, "micro_tokens": 256},
+    {"updates_per_rollout": 2},
+    {"gae": True},
+    {"flat_tries": 2},
+]
+
+
+@pytest.mark.usefixtures("single_thread")
+@pytest.mark.parametrize("changes", CHANGES, ids=str)
+def test_training_is_the_same_with_a_tape(
+    warm_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    runs, before = {}, products.product
+    for taped in (True, False):
+        played: list[bool] = []
+        with monkeypatch.context() as patch:
+            if not taped:
+                patch.setattr(gathering, "may_tape", lambda *_: False)
+
+            def told(
+                linear: nn.Linear, x: Tensor, known: Tensor | None, played: list[bool] = played
+            ) -> Tensor:
+                played.append(known is not None)
+                return before(linear, x, known)
+
+            patch.setattr("rookworld.model.gpt2.product", told)
+            out = tmp_path / f"{taped}"
+            settings = tiny_settings(warm_folder, out, steps=3, lr=1e-4, **changes)
+            train(settings, tiny_rows(), no_evaluation)
+        assert any(played) == taped
+        runs[taped] = metrics_of(out)
+    for one, other in zip(runs[True], runs[False], strict=True):
+        for name, value in one.items():
+            assert value == pytest.approx(other[name], rel=1e-3, abs=1e-5, nan_ok=True), name
