@@ -12,11 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import child_process
 from rookworld.checkpoint import save_checkpoint, saved_checkpoints
+from rookworld.cli import main
 from rookworld.errors import ConfigError, RookworldError
+from rookworld.evaluate import Evaluation, load_found, save_found
 from rookworld.interruption import Interrupted
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
@@ -298,3 +301,41 @@ def test_a_signal_writes_a_checkpoint_and_exits_130(
     shown = (tmp_path / "log").read_text()
     assert f"stopped after step {done}; --resume goes on from there" in shown
     assert "Traceback" not in shown
+
+
+def test_a_resumed_run_is_compared_with_where_it_began(
+    warm_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    rows = write_jsonl(tmp_path / "rows.jsonl", tiny_rows())
+    flags = f"--model {warm_folder} --data {rows} --held-out {rows} --out {tmp_path / 'run'}"
+    more = "--preset plain --batch-size 2 --k-samples 2 --lr 1e-2 --device cpu --eval-mates 0"
+
+    def shown(words: str) -> dict[str, list[str]]:
+        """Metric, and what the closing table says of it; empty without a table."""
+        assert main(["train", *flags.split(), *more.split(), *words.split()]) == 0
+        lines = [line.split("│") for line in capsys.readouterr().out.splitlines()]
+        return {line[1].strip(): [c.strip() for c in line[2:-1]] for line in lines if len(line) > 3}
+
+    first = shown("--steps 2")
+    resumed = shown("--steps 4 --resume")
+    assert first["reward/greedy"][0] == resumed["reward/greedy"][0]
+    assert first["reward/greedy"][1] != resumed["reward/greedy"][1]
+    assert shown("--steps 5 --resume --eval-policy-rows 3") == {}  # other rows: no difference
+    assert shown("--steps 6 --resume --p-legal 0.9") == {}  # nor under other rules
+
+
+def test_what_an_evaluation_found_is_kept_with_what_was_asked(tmp_path: Path) -> None:
+    found = Evaluation.of({"P/legal": np.array([1.0, 0.0, np.nan]), "A/by_kind/mate": np.ones(3)})
+    path = tmp_path / "rows.npz"
+    assert load_found(path, "these") is None
+    save_found(path, found, "these")
+    again = load_found(path, "these")
+    assert again is not None
+    assert again.estimates == found.estimates
+    assert load_found(path, "others") is None
+    path.write_bytes(b"PK half a file")
+    assert load_found(path, "these") is None

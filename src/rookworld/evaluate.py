@@ -11,6 +11,7 @@ Left out on purpose: games, against itself, inside its own world or against othe
 
 from __future__ import annotations
 
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from rookworld.answers import Answer, Answerer, prompt_key
 from rookworld.data.puzzles import Mate, Puzzle, mate_of, read_mates
 from rookworld.data.rows import MateRow, row_key
 from rookworld.data.sources import load_rows
-from rookworld.errors import DataError
+from rookworld.errors import DataError, RookworldError
 from rookworld.estimates import (
     Estimate,
     PairedDifference,
@@ -101,6 +102,30 @@ def evaluate(
     rows |= environment_columns(held_out.environment, environment)
     rows |= mate_columns(answerer, held_out.mates)
     return Evaluation.of(rows)
+
+
+ASKED = "asked"
+
+
+def save_found(path: Path, evaluation: Evaluation, asked: str) -> None:
+    """Keep what was found row by row; `asked` says of which rows and under which rules."""
+    temporary = path.with_suffix(".tmp.npz")
+    found: dict[str, Any] = {**evaluation.rows, ASKED: np.array(asked)}
+    try:
+        np.savez_compressed(temporary, **found)
+        temporary.replace(path)
+    except OSError as error:
+        raise RookworldError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def load_found(path: Path, asked: str) -> Evaluation | None:
+    """What `save_found` kept; None if it did not, or something else was asked."""
+    try:
+        with np.load(path, allow_pickle=False) as kept:
+            rows = {name: kept[name] for name in kept.files}
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile):
+        return None
+    return Evaluation.of(rows) if str(rows.pop(ASKED, "")) == asked else None
 
 
 def paired(before: Evaluation, after: Evaluation) -> dict[str, PairedDifference]:

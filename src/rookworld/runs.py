@@ -24,7 +24,9 @@ from rookworld import __version__
 from rookworld.errors import ConfigError, RookworldError
 
 STREAMS = ("metrics.jsonl", "events.jsonl", "rollouts.jsonl", "eval.jsonl")
-FILES = (*STREAMS, "train.log", "DONE")
+FIRST_ROWS = "eval-rows.npz"
+"""What the first evaluation found row by row, for a table that pairs the last with it."""
+FILES = (*STREAMS, FIRST_ROWS, "train.log", "DONE")
 FOLDERS = ("checkpoints", "final", "tensorboard")
 
 

@@ -27,6 +27,7 @@ from rookworld.data.sources import load_rows
 from rookworld.errors import ConfigError
 from rookworld.interruption import Interrupted
 from rookworld.presets import TRAIN_PRESETS
+from rookworld.runs import FIRST_ROWS
 from rookworld.settings import TrainSettings
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
 
@@ -119,9 +120,8 @@ def train(args: list[str]) -> int:
         say(str(stopped))
         return 130
     if distributed.rank() == 0:
-        steps = sorted(evaluations)
-        if len(steps) > 1:
-            show(before_after(evaluations[steps[0]], evaluations[steps[-1]]))
+        if evaluations:
+            show_change(settings, evaluations)
         print(f"model: {final}")
     distributed.stop()
     return 0
@@ -208,6 +208,7 @@ def watch(
     record: Any,
 ) -> Any:
     """Hooks that keep the terminal and the loggers up to date."""
+    from rookworld.evaluate import save_found
     from rookworld.step_metrics import log_line
     from rookworld.train import Hooks
 
@@ -230,6 +231,8 @@ def watch(
 
     def on_eval(step: int, evaluation: Evaluation) -> None:
         evaluations[step] = evaluation
+        if step == 0:
+            save_found(settings.out / FIRST_ROWS, evaluation, evaluated(settings))
         found = evaluation.estimates
         numbers = " ".join(f"{name} {found[name].value:.3f}" for name in SHOWN if name in found)
         progress.say(f"held-out after step {step}: {numbers}")
@@ -284,6 +287,28 @@ class Recorder:
             self.board.close()
         if self.wandb is not None:
             self.wandb.finish()
+
+
+EVALUATED = ("held_out", "eval_policy_rows", "eval_environment_rows", "eval_mates")
+
+
+def evaluated(settings: TrainSettings) -> str:
+    """Eight characters that are equal when the same rows are judged by the same rules."""
+    rules = ("reward_", "p_", "a_")
+    kept = [name for name in resolved(settings) if name in EVALUATED or name.startswith(rules)]
+    return short_hash(settings, ignore=set(resolved(settings)) - set(kept))
+
+
+def show_change(settings: TrainSettings, evaluations: Mapping[int, Evaluation]) -> None:
+    """The run's last evaluation beside its first, which a resumed run has not seen itself."""
+    from rookworld.evaluate import load_found
+
+    first, last = min(evaluations), max(evaluations)
+    begun = load_found(settings.out / FIRST_ROWS, evaluated(settings)) if first > 0 else None
+    if begun is not None:
+        show(before_after(begun, evaluations[last]))
+    elif last > first:
+        show(before_after(evaluations[first], evaluations[last]))
 
 
 def before_after(before: Evaluation, after: Evaluation) -> Table:
