@@ -191,7 +191,7 @@ def set_gae(
     missing = sharding.missing_passes(learner.model, len(micros))
     for micro, values in zip(micros, rewards, strict=True):
         with torch.no_grad(), passes_in(settings.dtype, micro.old_logp.device):
-            hidden = states(micro.pack, learner.model, learner.graphs, micro.products)
+            hidden = states(micro.pack, learner.model, learner.graphs, micro.products())
             predicted = learner.value_head(hidden.float()).squeeze(-1)
         grid = micro.pack.grid(predicted.float())
         terminal = values.reshape(-1).to(grid)

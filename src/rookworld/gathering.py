@@ -17,6 +17,7 @@ from rookworld import distributed, passes, update
 from rookworld.drill import Drilled
 from rookworld.groups import Answers
 from rookworld.grpo.schedule import FALLS, ramp
+from rookworld.model.gpt2 import GPT2
 from rookworld.model.precision import matrices_in
 from rookworld.model.tape import Tape
 from rookworld.rollout import Collected, Collector, collect
@@ -34,7 +35,8 @@ def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Cl
     # a recovery samples anew: the answers that led astray are not asked for again
     seed = settings.seed + 1_000_003 * state.guard.recoveries
     scorers = scoring_workers(settings, state.learner.whole.device)
-    state.known.tape = Tape(settings.k_samples) if may_tape(state, settings) else None
+    tape = tape_for(state, settings)
+    state.known.tape = tape if tape is not None and not tape.full else None
     collector = Collector(
         state.learner.whole,
         state.tokenizer,
@@ -45,7 +47,7 @@ def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Cl
         judge,
         by_field=settings.credit != "answer" and not settings.gae,
         by_choice=settings.credit == "choices" and not settings.gae,
-        tape=state.known.tape,
+        tape=tape,
         dtype=matrices_in(settings.dtype, state.learner.whole.device),
         workers=scorers,
         clock=clock.lap,
@@ -96,14 +98,28 @@ def may_look_ahead(state: State, settings: TrainSettings) -> bool:
     return idle and state.step > 0 and not settings.shard
 
 
-def may_tape(state: State, settings: TrainSettings) -> bool:
-    """Whether the update may go on from the sampler's products; not before the first, see above.
+def tape_for(state: State, settings: TrainSettings) -> Tape | None:
+    """Where a CPU's sampler keeps what its products found; no more of it than a pass may hold."""
+    if state.learner.whole.device.type != "cpu":
+        return None
+    return Tape(settings.k_samples, settings.micro_tokens if may_tape(state, settings) else 0)
 
-    Recomputed and compiled blocks make their own.
+
+def may_tape(state: State, settings: TrainSettings) -> bool:
+    """Whether the update may go on from the sampler's products.
+
+    Not while policy and reference are one model: both must see the same packs for KL to be 0.
+    Recomputed and compiled blocks, and those in shares, make their own.
     """
     learner = state.learner
     own = learner.gathered is None and not (settings.recompute or settings.compile)
-    return own and state.step > 0 and learner.model.device.type == "cpu"
+    return own and not same_weights(learner.model, learner.reference)
+
+
+def same_weights(one: GPT2, other: GPT2) -> bool:
+    """Whether two models are one; says no at the first difference."""
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return all(torch.equal(mine, its.to(mine.device)) for mine, its in pairs)
 
 
 def scoring_workers(settings: TrainSettings, device: torch.device) -> Workers | None:

@@ -89,13 +89,20 @@ class Micro:
     returns: Tensor | None = None
     choices: KnownWorths | None = None
     """Rows that learn from everything they could have chosen; their advantages are 0."""
-    products: Sequence[Products] | None = None
+    tape: Tape | None = None
     """What the policy's blocks will find, as long as it is what it was when it answered."""
 
     @property
     def ref_hidden(self) -> Tensor:
         """[rows, width] the reference's states; put together when asked for, a pack at a time."""
         return torch.cat(list(self.ref_parts)) if len(self.ref_parts) > 1 else self.ref_parts[0]
+
+    def products(self) -> list[Products] | None:
+        """The tape in the order of the pass; made when asked for, a pack at a time."""
+        if self.tape is None or self.pack.tail == 0:
+            return None
+        line = (self.pack.head, self.pack.tail, self.pack.sources)
+        return self.tape.play(keys_of(self.groups), *line)
 
     def mask(self) -> Tensor:
         """[answers, tokens] true on the sampled tokens that count."""
@@ -147,9 +154,7 @@ def prepare(
         micro = Micro(packed, chosen, draw_of(packed, chosen, settings), old, seen)
         if settings.kl_collect_cap > 0:
             micro.kept = within_cap(micro, learner, settings)
-        if known.tape is not None and packed.tail > 0:
-            line = (packed.head, packed.tail, packed.sources)
-            micro.products = known.tape.play(keys_of(chosen), *line)
+        micro.tape = known.tape
         micros.append(micro)
     known.clear()  # of groups that were left out
     sharding.idle_passes(learner.reference, missing)

@@ -129,7 +129,7 @@ def objective_of(
 ) -> tuple[Tensor, Tensor, RatioStats]:
     """A pack's share of what is minimised, and of what a `Gradient` tells about it, in one row."""
     # true for one update: it changes the weights that the products were made of
-    known, micro.products = micro.products, None
+    known, micro.tape = micro.products(), None
     with passes_in(settings.dtype, learner.model.device):
         hidden = states(micro.pack, learner.model, learner.graphs, known)
         stats = stats_of(micro, hidden, learner, settings)

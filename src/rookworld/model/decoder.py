@@ -43,8 +43,9 @@ class Dense:
     ) -> None:
         self.sources = (weight.detach(), None if bias is None else bias.detach())
         self.dtype = dtype
-        self.listened_to = False
-        self.heard: list[Tensor] = []
+        self.gelu_apart = False
+        """Round before gelu as well, as a pass that is trained does."""
+        self.heard: list[Tensor] | None = None
         """What calls found, before gelu, while somebody listens."""
         self.packed = _packs(weight, dtype)
         self.weight = self.sources[0].to(dtype)
@@ -69,10 +70,11 @@ class Dense:
         return [(copy, live) for copy, live in pairs if copy.data_ptr() != live.data_ptr()]
 
     def __call__(self, x: Tensor, gelu: bool = False) -> Tensor:
-        if not self.listened_to:
+        if not self.gelu_apart:
             return self._multiplied(x, gelu)
         found = self._multiplied(x, gelu=False)
-        self.heard.append(found)
+        if self.heard is not None:
+            self.heard.append(found)
         return F.gelu(found, approximate="tanh") if gelu else found
 
     def _multiplied(self, x: Tensor, gelu: bool) -> Tensor:
@@ -153,10 +155,10 @@ class Weights:
             copies, live = zip(*pairs, strict=True)
             torch._foreach_copy_(copies, live)  # on a GPU few launches instead of a hundred
 
-    def listen(self, on: bool) -> None:
+    def listen(self, on: bool, gelu_apart: bool) -> None:
         """Hear what all layers' products find from now on, or nothing more; the past is gone."""
         for dense in (dense for layer in self.layers for dense in layer.dense):
-            dense.listened_to, dense.heard = on, []
+            dense.gelu_apart, dense.heard = gelu_apart, [] if on else None
 
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         return F.embedding(ids, self.wte) + F.embedding(positions, self.wpe)

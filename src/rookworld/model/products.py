@@ -37,20 +37,24 @@ class _Known(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, known: Tensor) -> Tensor:
-        ctx.dtypes = x.dtype, weight.dtype, bias.dtype
-        ctx.save_for_backward(x.to(known.dtype), weight.to(known.dtype))
+        ctx.dtypes, ctx.shape = (x.dtype, weight.dtype, bias.dtype), x.shape
+        of_x, of_weight, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(
+            x.to(known.dtype) if of_weight else None, weight.to(known.dtype) if of_x else None
+        )
         return known
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        rows, given = slope.flatten(0, -2), x.flatten(0, -2)
+        rows = slope.flatten(0, -2)
         to_x, to_weight, to_bias = ctx.dtypes
         of_x = of_weight = of_bias = None
         if ctx.needs_input_grad[0]:
-            of_x = (rows @ weight).view(x.shape).to(to_x)
+            of_x = (rows @ weight).view(ctx.shape).to(to_x)
         if ctx.needs_input_grad[1]:
+            given = x.flatten(0, -2)
             # the wider side first: a sixth faster on a CPU
             wide = given.shape[1] > rows.shape[1]
             of_weight = ((given.t() @ rows).t() if wide else rows.t() @ given).to(to_weight)

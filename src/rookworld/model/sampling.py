@@ -206,7 +206,7 @@ class Sampler:
         per_part = max(1, rows_at_once // k)
         listening: AbstractContextManager[None] = nullcontext()
         if tape is not None:
-            tape.request(names)
+            tape.request(names, k)
             listening = tape.listening(self.weights)
         with _on(self.weights.device), listening:
             for start in range(0, count, per_part):

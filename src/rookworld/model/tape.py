@@ -2,8 +2,8 @@
 
 A policy does not change between its answers and their first update, whose pass forward would make
 every product of the sampler's passes once more. Laws: with a tape or without, a gradient is the
-same but for rounding; a tape that would outgrow its limit forgets everything.
-For the CPU, where products are most of a step.
+same but for rounding; a tape that would outgrow its limit forgets everything, and answers are the
+same whether it does or not. For the CPU, where products are most of a step.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .decoder import Layer, Weights
+from ..errors import ModelError
+from .decoder import Dense, Layer, Weights
 from .products import Products
-
-MOST_BYTES = 1 << 30
 
 
 class Head(NamedTuple):
@@ -40,11 +39,14 @@ class Fed(NamedTuple):
 
 
 class Tape:
-    """Of requests for `k` answers to each of some prompts, which have keys of their own."""
+    """Of requests for `k` answers to each of some prompts, which have keys of their own.
 
-    def __init__(self, k: int, most_bytes: int = MOST_BYTES) -> None:
-        self.k, self.most_bytes = k, most_bytes
-        self.full = False
+    It holds `most` tokens; one of none only has a sampler round as if there were a tape.
+    """
+
+    def __init__(self, k: int, most: int) -> None:
+        self.k, self.most = k, most
+        self.full = most == 0
         self.numbers: dict[int, int] = {}
         """Of prompts, by their keys."""
         self.first = 0
@@ -58,26 +60,31 @@ class Tape:
 
     # --- recording ------------------------------------------------------------------------------
 
-    def request(self, keys: Sequence[int]) -> None:
+    def request(self, keys: Sequence[int], k: int) -> None:
         """Answers to the prompts of these keys are asked for next."""
         self.first = len(self.numbers)
         self.numbers |= {key: number for number, key in enumerate(keys, self.first)}
+        if k != self.k or len(self.numbers) != self.first + len(keys):
+            raise ModelError(f"a tape takes {self.k} answers to each prompt, and no key twice")
 
     @contextmanager
     def listening(self, weights: Weights) -> Iterator[None]:
         """Have all products heard; whoever feeds tokens then says which they were."""
-        weights.listen(not self.full)
+        self._listen(weights)
         try:
             yield
         finally:
-            weights.listen(False)
+            weights.listen(False, gelu_apart=False)
+
+    def _listen(self, weights: Weights) -> None:
+        weights.listen(not self.full, gelu_apart=True)
 
     def prompts(self, weights: Weights, places: Sequence[int], lengths: Tensor) -> None:
         """The request's prompts at `places` were fed, some at a time."""
         if self.full:
             return
         *earlier, last = weights.layers
-        sizes = [part.shape[:2] for part in last.key_value.heard]
+        sizes = [part.shape[:2] for part in last.key_value.heard or ()]
         ends = torch.split(lengths - 1, [count for count, _ in sizes])
         left = iter(places)
         for part, (count, tokens) in enumerate(sizes):
@@ -85,7 +92,7 @@ class Tape:
                 self.heads[self.first + next(left)] = Head(row, tokens)
             found = [_heard(layer, part) for layer in earlier]
             self._keep([*found, _heard_at_ends(last, part, ends[part])])
-        weights.listen(not self.full)
+        self._listen(weights)
 
     def answers(self, weights: Weights, slot: int, answers: Tensor) -> None:
         """A token of each of the request's `answers` was fed, at their own `slot`."""
@@ -93,14 +100,12 @@ class Tape:
             return
         self.fed.append(Fed(slot, self.first * self.k + answers, self.rows))
         self._keep([_heard(layer, part=0) for layer in weights.layers])
-        weights.listen(not self.full)
+        self._listen(weights)
 
     def _keep(self, found: Sequence[Products]) -> None:
         part = [Products(*(one.flatten(0, -2) for one in layer)) for layer in found]
-        count = len(part[0].attend)
-        self.rows += count
-        bytes_a_row = sum(one.nbytes for layer in part for one in layer) // count
-        self.full = self.full or self.rows * bytes_a_row > self.most_bytes
+        self.rows += len(part[0].attend)
+        self.full = self.full or self.rows > self.most
         self.parts = [] if self.full else [*self.parts, part]
 
     # --- playing --------------------------------------------------------------------------------
@@ -152,12 +157,17 @@ class Tape:
 
 def _heard(layer: Layer, part: int) -> Products:
     """What was heard of a layer when the part was fed."""
-    return Products(*(dense.heard[part] for dense in layer.four))
+    return Products(*(_at(dense, part) for dense in layer.four))
+
+
+def _at(dense: Dense, part: int) -> Tensor:
+    assert dense.heard is not None
+    return dense.heard[part]
 
 
 def _heard_at_ends(layer: Layer, part: int, ends: Tensor) -> Products:
     """The same of the last layer in a prefill, where only prompts' ends go on behind attention."""
-    key_value = layer.key_value.heard[part]
+    key_value = _at(layer.key_value, part)
     count, tokens, _ = key_value.shape
 
     def whole(x: Tensor) -> Tensor:
@@ -166,5 +176,5 @@ def _heard_at_ends(layer: Layer, part: int, ends: Tensor) -> Products:
         return room
 
     _, *later = layer.four
-    query, *rest = (whole(dense.heard[part]) for dense in (layer.query, *later))
+    query, *rest = (whole(_at(dense, part)) for dense in (layer.query, *later))
     return Products(torch.cat([query, key_value], -1), *rest)
