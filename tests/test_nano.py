@@ -105,6 +105,8 @@ FEW = [
     "2",
     "--eval-mates",
     "0",
+    "--agreement-prompts",
+    "4",
 ]
 
 
