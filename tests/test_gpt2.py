@@ -13,16 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rookworld.model.gpt2 import (
-    GPT2,
-    Attend,
-    GPT2Config,
-    abreast,
-    branched,
-    causal,
-    fanned,
-    put,
-)
+from rookworld.model.branched import branched
+from rookworld.model.gpt2 import GPT2, Attend, GPT2Config, abreast, causal, fanned, put
 from rookworld.model.weights import load_model
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from rookworld.groups import Prompt
 from rookworld.model.batch import rounded_up
-from rookworld.model.gpt2 import Attend, abreast, branched, fanned
+from rookworld.model.branched import branched
+from rookworld.model.gpt2 import Attend, abreast, fanned
 
 TOKENS_TOGETHER = 16
 """On a GPU prompts and answers are padded to a multiple of this: its kernels take such sizes as

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .cache import Cache, padding_bias
+from .gelu import gelu as gelu_of
 from .gpt2 import GPT2, Block
 
 
@@ -75,7 +76,7 @@ class Dense:
         found = self._multiplied(x, gelu=False)
         if self.heard is not None:
             self.heard.append(found)
-        return F.gelu(found, approximate="tanh") if gelu else found
+        return gelu_of(found) if gelu else found
 
     def _multiplied(self, x: Tensor, gelu: bool) -> Tensor:
         x = x.to(self.dtype)
@@ -86,7 +87,7 @@ class Dense:
             )
             return out
         out = F.linear(x, self.weight, self.bias)
-        return F.gelu(out, approximate="tanh") if gelu else out
+        return gelu_of(out) if gelu else out
 
 
 class Norm:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from .gelu import gelu
 from .products import Products, product
 from .residual import add_norm
 
@@ -67,32 +68,6 @@ def abreast(lines: int) -> Attend:
     def attend(qkv: Tensor) -> Tensor:
         each = causal_in_float32 if qkv.device.type == "cpu" else causal
         return each(qkv.reshape(lines, -1, *qkv.shape[2:])).flatten(0, 1)[None]
-
-    return attend
-
-
-def branched(lengths: Tensor, head: int, tail: int) -> Attend:
-    """One line of all prompts (`head` tokens, the first `lengths` real), then all answers.
-
-    Each prompt has as many answers, of `tail` tokens; an answer sees the prompt and its own past.
-    For the CPU: what nobody may see is not computed, which is nearly all of such a line.
-    """
-    hidden = torch.arange(head, device=lengths.device) >= lengths[:, None]
-    bias = torch.zeros(hidden.shape, device=lengths.device).masked_fill(hidden, -torch.inf)
-    later = torch.full((tail, tail), -torch.inf, device=lengths.device).triu(1)
-    groups = len(lengths)
-
-    def attend(qkv: Tensor) -> Tensor:
-        prompts, answers = prompts_and_answers(qkv, groups, head, tail)
-        _, k, v = prompts.permute(2, 0, 3, 1, 4)
-        q_own, k_own, v_own = answers.permute(3, 0, 4, 1, 2, 5)
-        asked = (q_own * (1 / math.sqrt(qkv.shape[-1]))).contiguous()
-        own = asked @ k_own.transpose(-1, -2) + later
-        shared = asked.flatten(2, 3) @ k.transpose(-1, -2) + bias[:, None, None]
-        scores = torch.cat([shared.view(*own.shape[:-1], head), own], -1)
-        p, p_own = torch.split(scores.softmax(-1).to(qkv.dtype), [head, tail], -1)
-        seen = (p.flatten(2, 3) @ v).view(asked.shape) + p_own @ v_own
-        return one_line(causal_in_float32(prompts), seen.permute(0, 2, 3, 1, 4))
 
     return attend
 
@@ -222,7 +197,7 @@ class MLP(nn.Module):
         self.c_proj = nn.Linear(config.inner, config.n_embd)
 
     def forward(self, x: Tensor, known: Products | None) -> Tensor:
-        wide = F.gelu(product(self.c_fc, x, known and known.widen), approximate="tanh")
+        wide = gelu(product(self.c_fc, x, known and known.widen))
         return product(self.c_proj, wide, known and known.narrow)
 
 

@@ -122,7 +122,7 @@ class Tape:
         if self.full or not all(key in self.numbers for key in keys):
             return None
         rows = self._rows(keys, head, tail)
-        real = (rows >= 0).nonzero()[:, 0]
+        real, padding = (rows >= 0).nonzero()[:, 0], (rows < 0).nonzero()[:, 0]
         places = torch.full((self.rows,), -1).index_copy_(0, rows[real], real)
         each = torch.split(places, [len(part[0].attend) for part in self.parts])
         taken = [(there >= 0).nonzero()[:, 0] for there in each]
@@ -131,7 +131,7 @@ class Tape:
         def line(layer: int, product: int) -> Tensor:
             found = [part[layer][product] for part in self.parts]
             whole = found[0].new_empty(len(rows), found[0].shape[1])
-            whole[rows < 0] = 0
+            whole.index_fill_(0, padding, 0)
             for one, some, there in zip(found, taken, targets, strict=True):
                 whole.index_copy_(0, there, one if len(some) == len(one) else one[some])
             return whole
