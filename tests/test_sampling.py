@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rookworld.errors import ConfigError, ModelError
-from rookworld.model import decoder, sampling, stepper
+from rookworld.model import decoder, onednn, sampling, stepper
 from rookworld.model.batch import Batch, Mask, Shape, rounded_up
 from rookworld.model.decoder import Weights
 from rookworld.model.distribution import entropy_of, log_probs_under
@@ -391,7 +391,7 @@ def test_both_halves_of_a_key_count() -> None:
 
 def test_unpacked_weights_give_the_same(model: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = Sampler(model).sample(MIXED, settings=WARM, eos=NEVER, seed=0)
-    monkeypatch.setattr(decoder, "_packs", lambda weight, dtype: False)
+    monkeypatch.setattr(onednn, "multiplies", lambda device, dtype: False)
     plain = Sampler(model).sample(MIXED, settings=WARM, eos=NEVER, seed=0)
     _same(plain, list(range(8)), packed, list(range(8)))
 

@@ -17,7 +17,6 @@ from rookworld import distributed, passes, update
 from rookworld.drill import Drilled
 from rookworld.groups import Answers
 from rookworld.grpo.schedule import FALLS, ramp
-from rookworld.model.gpt2 import GPT2
 from rookworld.model.precision import matrices_in
 from rookworld.model.tape import Tape
 from rookworld.rollout import Collected, Collector, collect
@@ -113,13 +112,7 @@ def may_tape(state: State, settings: TrainSettings) -> bool:
     """
     learner = state.learner
     own = learner.gathered is None and not (settings.recompute or settings.compile)
-    return own and not same_weights(learner.model, learner.reference)
-
-
-def same_weights(one: GPT2, other: GPT2) -> bool:
-    """Whether two models are one; says no at the first difference."""
-    pairs = zip(one.parameters(), other.parameters(), strict=True)
-    return all(torch.equal(mine, its.to(mine.device)) for mine, its in pairs)
+    return own and not learner.one_model
 
 
 def scoring_workers(settings: TrainSettings, device: torch.device) -> Workers | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +17,11 @@ from rookworld import sharding
 from rookworld.groups import LETTERS, Answers, Group
 from rookworld.grpo.choices import KnownWorths, expected_worth
 from rookworld.grpo.kl import EXACT, Draw, TokenStats, k3, token_stats
+from rookworld.model import decoder, onednn
+from rookworld.model.decoder import Weights
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.graphs import PassGraphs
-from rookworld.model.precision import passes_in
+from rookworld.model.precision import matrices_in, passes_in
 from rookworld.model.products import Products
 from rookworld.model.tape import Tape
 from rookworld.packs import (
@@ -39,6 +42,13 @@ CHUNK_ROWS = 512
 """Six tensors of so many rows live at once: 0.6 GB with GPT-2's vocabulary."""
 
 
+class _Packed(NamedTuple):
+    """Weights, and how often each had been changed when they were packed."""
+
+    versions: list[int]
+    weights: Weights
+
+
 @dataclass
 class Learner:
     """The models a gradient is computed with."""
@@ -51,6 +61,8 @@ class Learner:
     graphs: PassGraphs | None = None
     """The policy's recorded passes, where they may be recorded."""
     ref_graphs: PassGraphs | None = None
+    packed: _Packed | None = None
+    """The reference as `packed_reference` made it last."""
 
     @property
     def whole(self) -> GPT2:
@@ -61,6 +73,29 @@ class Learner:
         """Let `whole` follow an update."""
         if self.gathered is not None:
             sharding.gather(self.model, self.gathered)
+
+    @property
+    def one_model(self) -> bool:
+        """Whether policy and reference are still the same; says no at the first difference."""
+        pairs = zip(self.model.parameters(), self.reference.parameters(), strict=True)
+        return all(torch.equal(mine, its.to(mine.device)) for mine, its in pairs)
+
+    def packed_reference(self, dtype: torch.dtype) -> Weights | None:
+        """The reference as a CPU multiplies it fastest, packed anew whenever it has changed.
+
+        None elsewhere, and while it is the policy: both must make the same pass for KL to be 0.
+        """
+        reference = self.reference
+        plain = self.gathered is None and self.ref_graphs is None
+        plain = plain and reference.wte.weight.dtype is torch.float32
+        if not (plain and onednn.multiplies(reference.device, dtype)) or self.one_model:
+            return None
+        versions = [parameter._version for parameter in reference.parameters()]
+        if self.packed is None or self.packed.versions != versions:
+            self.packed = _Packed(versions, Weights(reference, dtype))
+            # in bf16 it must round between a product and its gelu, as the policy's pass does
+            self.packed.weights.listen(False, gelu_apart=dtype is not torch.float32)
+        return self.packed.weights
 
     def parameters(self) -> list[nn.Parameter]:
         own = [p for p in self.model.parameters() if p.requires_grad]
@@ -238,8 +273,12 @@ def states(
 def reference_pass(packed: Pack, learner: Learner, settings: TrainSettings) -> Tensor:
     """The reference's states for each sampled token, wherever the reference lives."""
     reference = learner.reference
+    packed = packed.to(reference.device)
+    ready = learner.packed_reference(matrices_in(settings.dtype, reference.device))
+    if ready is not None:
+        return decoder.states(ready, packed.ids, packed.positions, packed.attend, packed.sources)
     with passes_in(settings.dtype, reference.device):
-        return states(packed.to(reference.device), reference, learner.ref_graphs)
+        return states(packed, reference, learner.ref_graphs)
 
 
 def stats_of(micro: Micro, hidden: Tensor, learner: Learner, settings: TrainSettings) -> TokenStats:

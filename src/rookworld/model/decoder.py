@@ -1,4 +1,5 @@
-"""GPT-2 run forward only, over a cache of keys and values: prefill once, then a token at a time.
+"""GPT-2 run forward only: over a cache of keys and values, prefilled once, a token at a time; or
+over whole lines.
 
 Laws: the numbers are those of `GPT2.forward` followed by `GPT2.logits`; nothing here touches the
 module's mode or its gradients.
@@ -15,21 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from . import onednn
 from .cache import Cache, padding_bias
 from .gelu import gelu as gelu_of
-from .gpt2 import GPT2, Block
-
-
-def _packs(weight: Tensor, dtype: torch.dtype) -> bool:
-    """Whether oneDNN can hold `weight` in its own blocked layout (a third faster for few rows)."""
-    there: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if weight.device.type != "cpu" or not there:
-        return False
-    if not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
-        return False
-    if dtype is torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return dtype is torch.float32
+from .gpt2 import GPT2, Attend, Block, chosen
 
 
 class Dense:
@@ -48,7 +38,7 @@ class Dense:
         """Round before gelu as well, as a pass that is trained does."""
         self.heard: list[Tensor] | None = None
         """What calls found, before gelu, while somebody listens."""
-        self.packed = _packs(weight, dtype)
+        self.packed = onednn.multiplies(weight.device, dtype)
         self.weight = self.sources[0].to(dtype)
         self.bias = None if bias is None else bias.detach().to(dtype)
         if len(weight) % multiple:
@@ -59,9 +49,7 @@ class Dense:
     def refresh(self) -> None:
         """Pack the weights again; a copy that is not packed is the caller's to write."""
         if self.packed:
-            self.weight = torch.ops.mkldnn._reorder_linear_weight(
-                self.sources[0].to(self.dtype).contiguous()
-            )
+            self.weight = onednn.pack(self.sources[0].to(self.dtype))
 
     def copies(self) -> list[tuple[Tensor, Tensor]]:
         """(copy, live parameter) of what is neither live nor packed."""
@@ -81,11 +69,7 @@ class Dense:
     def _multiplied(self, x: Tensor, gelu: bool) -> Tensor:
         x = x.to(self.dtype)
         if self.packed:
-            kind, how = ("gelu", "tanh") if gelu else ("none", "")
-            out: Tensor = torch.ops.mkldnn._linear_pointwise(
-                x, self.weight, self.bias, kind, [], how
-            )
-            return out
+            return onednn.linear(x, self.weight, self.bias, gelu)
         out = F.linear(x, self.weight, self.bias)
         return gelu_of(out) if gelu else out
 
@@ -172,6 +156,20 @@ class Weights:
             hidden = hidden.to(self.head.dtype)
             scores = torch.mm(hidden, self.head.weight.t(), out_dtype=torch.float32)
         return scores[:, : self.config.vocab_size]
+
+
+def states(
+    weights: Weights, ids: Tensor, positions: Tensor, attend: Attend, wanted: Tensor
+) -> Tensor:
+    """What `GPT2.forward` finds at the `wanted` places, without a cache and without a gradient."""
+    shape = (*ids.shape, 3, weights.config.n_head, weights.config.head_size)
+    x = weights.embed(ids, positions)
+    for layer in weights.layers:
+        seen = attend(layer.attend(layer.norm_1(x)).view(shape)).flatten(2)
+        if layer is weights.layers[-1]:
+            x, seen = chosen(x, wanted), chosen(seen, wanted)
+        x = layer.finish(x, seen)
+    return weights.norm(x)
 
 
 def prefill(weights: Weights, cache: Cache, first: int, ids: Tensor, lengths: Tensor) -> Tensor:
