@@ -256,6 +256,20 @@ def test_a_storage_that_is_none_is_one_line(tmp_path: Path) -> None:
         swept(tmp_path, storage="nonsense")
 
 
+def test_a_storage_that_cannot_be_reached_keeps_its_password(tmp_path: Path) -> None:
+    with pytest.raises(RookworldError, match="--storage nonsense://user:") as refused:
+        swept(tmp_path, storage="nonsense://user:secret@nowhere/sweeps")
+    assert "secret" not in str(refused.value)
+
+
+def test_a_storage_without_its_driver_names_the_package() -> None:
+    from rookworld.sweep_study import told
+
+    error = ImportError("Please install appropriate one.")
+    error.__cause__ = ModuleNotFoundError("No module named 'psycopg'", name="psycopg")
+    assert told(error) == "No module named 'psycopg': pip install \"psycopg[binary]\""
+
+
 # --- killed, and side by side ---
 
 

@@ -273,10 +273,27 @@ def _opened(open_study: Callable[[], optuna.Study], url: str | None) -> optuna.S
         ) as error:
             hopeless = isinstance(error, ImportError | sqlalchemy.exc.ArgumentError)
             if attempt == 4 or hopeless:
-                told = str(error).splitlines()[0]
-                raise RookworldError(f"--storage {url or 'study.db'}: {told}") from None
+                raise RookworldError(f"--storage {shown(url)}: {told(error)}") from None
             time.sleep(0.5 * (attempt + 1))
     raise AssertionError("the last attempt returns or raises")
+
+
+def shown(url: str | None) -> str:
+    """A storage's name for others to read: without its password."""
+    try:
+        return sqlalchemy.make_url(url or "study.db").render_as_string(hide_password=True)
+    except sqlalchemy.exc.ArgumentError:
+        return url or "study.db"
+
+
+def told(error: Exception) -> str:
+    """What went wrong with a storage, in one line; Optuna does not say which module it misses."""
+    missing = error.__cause__
+    if isinstance(missing, ModuleNotFoundError):
+        package = {"psycopg": "psycopg[binary]", "MySQLdb": "mysqlclient"}.get(missing.name or "")
+        advice = f': pip install "{package}"' if package else ""
+        return f"{missing}{advice}"
+    return str(error).splitlines()[0]
 
 
 def _folder_id(folder: Path) -> str:
