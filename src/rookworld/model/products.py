@@ -63,10 +63,7 @@ class _Known(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             of_x = times(rows, weight).view(ctx.shape).to(to_x)
         if ctx.needs_input_grad[1]:
-            given = x.flatten(0, -2)
-            # the wider side first: a sixth faster on a CPU
-            wide = given.shape[1] > rows.shape[1]
-            of_weight = ((given.t() @ rows).t() if wide else rows.t() @ given).to(to_weight)
+            of_weight = (rows.t() @ x.flatten(0, -2)).to(to_weight)
         if ctx.needs_input_grad[2]:
             of_bias = rows.sum(0).to(to_bias)
         return of_x, of_weight, of_bias, None
