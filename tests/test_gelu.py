@@ -17,7 +17,9 @@ def exact(x: Tensor) -> Tensor:
     return F.gelu(x.double(), approximate="tanh")
 
 
-@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-6), (torch.bfloat16, 4e-3)])
+@pytest.mark.parametrize(
+    ("dtype", "close"), [(torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 4e-3)]
+)
 @pytest.mark.parametrize("trained", [False, True])
 def test_value_and_gradient_are_torchs(dtype: torch.dtype, close: float, trained: bool) -> None:
     x = PLACES.to(dtype).requires_grad_(trained)

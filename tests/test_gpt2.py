@@ -159,7 +159,7 @@ def test_answers_behind_a_prompt_see_what_the_mask_lets_them_see(
         (slope,) = torch.autograd.grad(seen.float().square().sum(), parts)
         alike = [x if given is not lines else in_one_line(x, head) for x in (seen, slope)]
         found.append(alike)
-    close = {torch.float64: 1e-5, torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
+    close = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
     torch.testing.assert_close(found[0][0], found[1][0], atol=close, rtol=close)
     torch.testing.assert_close(found[0][1], found[1][1], atol=close, rtol=close)
 

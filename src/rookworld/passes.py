@@ -43,9 +43,9 @@ CHUNK_ROWS = 512
 
 
 class _Packed(NamedTuple):
-    """Weights, and how often each had been changed when they were packed."""
+    """Weights, what they were packed in, and how often each had been changed before."""
 
-    versions: list[int]
+    state: tuple[torch.dtype, list[int]]
     weights: Weights
 
 
@@ -90,9 +90,9 @@ class Learner:
         plain = plain and reference.wte.weight.dtype is torch.float32
         if not (plain and onednn.multiplies(reference.device, dtype)) or self.one_model:
             return None
-        versions = [parameter._version for parameter in reference.parameters()]
-        if self.packed is None or self.packed.versions != versions:
-            self.packed = _Packed(versions, Weights(reference, dtype))
+        state = dtype, [parameter._version for parameter in reference.parameters()]
+        if self.packed is None or self.packed.state != state:
+            self.packed = _Packed(state, Weights(reference, dtype))
             # in bf16 it must round between a product and its gelu, as the policy's pass does
             self.packed.weights.listen(False, gelu_apart=dtype is not torch.float32)
         return self.packed.weights

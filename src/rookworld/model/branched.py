@@ -3,8 +3,8 @@
 Law: every prompt is causal; an answer sees the real tokens of its prompt and its own past. What
 nobody may see is not computed, which is nearly all of such a line. torch's fused kernel takes twice
 as long for prompts of a hundred tokens as the products here, and autograd copies every part of the
-line several times on the way back. In float32, whatever comes in: batched products of few rows are
-no faster in bf16.
+line several times on the way back. What comes in as bf16 is computed in float32: batched products
+of few rows are no faster in bf16.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class _Branched(torch.autograd.Function):
         for query, *_ in parts:
             query *= qkv.shape[-1] ** -0.5
         (q, k, v), (q_own, k_own, v_own) = parts
+        before, later, padding = (mask.to(q.dtype) for mask in (before, later, padding))
         p = torch.baddbmm(before, q, k.mT).softmax(-1)
         at_prompt = torch.baddbmm(padding, joined(q_own, q), k.mT)
         at_own = torch.baddbmm(later, q_own, k_own.mT)
@@ -69,18 +70,14 @@ class _Branched(torch.autograd.Function):
         *parts, p, p_answers = ctx.saved_tensors
         (q, k, v), (q_own, k_own, v_own) = parts
         (of_seen,), (of_own,) = map(by_head, prompts_and_answers(slope.unsqueeze(2), *ctx.sizes))
-        joined_q, of_joined = joined(q_own, q), joined(of_own, q)
+        of_joined = joined(of_own, q)
         of_p = torch.cat([of_joined @ v.mT, joined(of_own @ v_own.mT, q)], -1)
+        p_prompt, p_own = split(p_answers, q_own)
+        to_prompt, to_own = split(through_softmax(of_p, p_answers), q_own)
         looks = (
             (q, k, p, of_seen, through_softmax(of_seen @ v.mT, p)),
-            *zip(
-                (joined_q, q_own),
-                (k, k_own),
-                split(p_answers, q_own),
-                (of_joined, of_own),
-                split(through_softmax(of_p, p_answers), q_own),
-                strict=True,
-            ),
+            (joined(q_own, q), k, p_prompt, of_joined, to_prompt),
+            (q_own, k_own, p_own, of_own, to_own),
         )
         (dq, dk, dv), (dq_at, dk_at, dv_at), (dq_own, dk_own, dv_own) = (
             (torch.bmm(scores, keys), torch.bmm(scores.mT, queries), torch.bmm(weights.mT, seen))
@@ -97,8 +94,8 @@ class _Branched(torch.autograd.Function):
 
 def by_head(part: Tensor) -> Tensor:
     """[groups, …, tokens, n, heads, size] -> [n, groups × heads × …, tokens, size], a copy."""
-    turned = heads_first(part)
-    return torch.empty(turned.shape).copy_(turned).flatten(1, -3)
+    turned, dtype = heads_first(part), torch.promote_types(part.dtype, torch.float32)
+    return torch.empty(turned.shape, dtype=dtype).copy_(turned).flatten(1, -3)
 
 
 def heads_first(part: Tensor) -> Tensor:

@@ -32,8 +32,8 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def by_sigmoid(x: Tensor) -> Tensor:
-    """In float32 whatever x is in: rounded between its steps bf16 would be off in each of them."""
-    wide = x.float()
+    """bf16 is computed in float32: rounded between these steps it would be off in each of them."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
     gate = torch.addcmul(wide.new_tensor(LINEAR), wide, wide, value=CUBIC)
     return gate.mul_(wide).sigmoid_().mul_(wide).to(x.dtype)
 
