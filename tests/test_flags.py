@@ -397,21 +397,23 @@ def test_passes_are_recorded_only_where_that_is_possible_and_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("flags", "step", "device", "looks"),
+    ("flags", "apart", "device", "looks"),
     [
-        ("", 1, "meta", False),
-        ("", 0, "cuda", False),
-        ("", 1, "cuda", True),
-        ("--shard", 1, "cuda", False),
+        ("", True, "meta", False),
+        ("", False, "cuda", False),
+        ("", True, "cuda", True),
+        ("--shard", True, "cuda", False),
     ],
 )
 def test_the_reference_looks_ahead_on_an_idle_gpu_alone(
-    flags: str, step: int, device: str, looks: bool, tiny_folder: Path
+    flags: str, apart: bool, device: str, looks: bool, tiny_folder: Path
 ) -> None:
+    """And only of a policy that differs from it: not at first, nor after it was synced."""
     settings = read_settings(f"--model {tiny_folder} {SMALL} {flags}".split(), "rookworld train")
     state = new_state(settings, tiny_rows(), torch.device("cpu"))
-    state.step = step
-    reference = SimpleNamespace(device=torch.device(device))
+    state.step = 5
+    its = [weight + apart for weight in state.learner.model.parameters()]
+    reference = SimpleNamespace(device=torch.device(device), parameters=lambda: iter(its))
     state.learner = Learner(state.learner.model, reference)  # type: ignore[arg-type]
     assert may_look_ahead(state, settings) == looks
 

@@ -90,11 +90,11 @@ def drills_at(state: State, settings: TrainSettings) -> list[Drilled]:
 def may_look_ahead(state: State, settings: TrainSettings) -> bool:
     """Whether there is something to do while answers are scored: a GPU then does nothing.
 
-    Not before the first update, where both models must see the same packs for KL to be 0; nor in
-    shares, which must take as many passes on every rank.
+    Not while policy and reference are one model: both must see the same packs for KL to be 0; nor
+    in shares, which must take as many passes on every rank.
     """
     idle = state.learner.reference.device.type == "cuda"
-    return idle and state.step > 0 and not settings.shard
+    return idle and not settings.shard and not state.learner.one_model
 
 
 def tape_for(state: State, settings: TrainSettings) -> Tape | None:

@@ -214,6 +214,34 @@ def _put_together(
 
 
 @triton.jit
+def _begin_softmax(q, key, value, scale, split):
+    """The newest token starts a softmax out of registers; of programs that share, the first's."""
+    top = tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * scale
+    total = tl.full(top.shape, 1.0, tl.float32)
+    sums = value.to(tl.float32)
+    if split > 0:
+        top = tl.full(top.shape, NOTHING, tl.float32)
+        total = tl.zeros(top.shape, tl.float32)
+        sums = tl.zeros(sums.shape, tl.float32)
+    return top, total, sums
+
+
+@triton.jit
+def _newest_three(
+    qkv, bias, row, head, mask, live, d, part_size, kind: tl.constexpr,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Query, key and value of each row's newest token."""
+    third = HEADS * SIZE
+    at = qkv + row[:, None] * (3 * third) + head * SIZE + d[None, :]
+    bias += head * SIZE
+    q = _newest(at, bias, mask, live, d, part_size, PARTS)
+    key = _newest(at + third, bias + third, mask, live, d, part_size, PARTS)
+    value = _newest(at + 2 * third, bias + 2 * third, mask, live, d, part_size, PARTS)
+    return q.to(kind), key.to(kind), value.to(kind)
+
+
+@triton.jit
 def _attend_kernel(
     qkv, bias, seen, shares, tops, arrivals,
     prefix_keys, prefix_values, own_keys, own_values, lengths, index, done,
@@ -247,28 +275,19 @@ def _attend_kernel(
     prefix_first, prefix_last = _share(length, split, PREFIX, SPLITS)
     own_first, own_last = _share(slot * awake, split, OWN // ROWS, SPLITS)
 
-    at = qkv + row[:, None] * (3 * HEADS * SIZE) + head * SIZE + d[None, :]
-    bias += head * SIZE
-    third = HEADS * SIZE
-    kind = own_keys.dtype.element_ty
     await_previous(EARLY)
-    q = _newest(at, bias, mask, live, d, part_size, PARTS).to(kind)
-    key = _newest(at + third, bias + third, mask, live, d, part_size, PARTS).to(kind)
-    value = _newest(at + 2 * third, bias + 2 * third, mask, live, d, part_size, PARTS).to(kind)
+    kind: tl.constexpr = own_keys.dtype.element_ty
+    q, key, value = _newest_three(
+        qkv, bias, row, head, mask, live, d, part_size, kind, HEADS, SIZE, PARTS
+    )
     if split == 0:
         fresh = own + m[:, None] * own_row + slot * SIZE + d[None, :]
         tl.store(own_keys + fresh, key, mask=mask)
         tl.store(own_values + fresh, value, mask=mask)
 
-    # The newest token starts a softmax out of registers: what was just stored is not read back.
+    # What was just stored is not read back.
     scale *= 1.4426950408889634
-    top = tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * scale
-    total = tl.full([TILE], 1.0, tl.float32)
-    sums = value.to(tl.float32)
-    if split > 0:
-        top = tl.full([TILE], NOTHING, tl.float32)
-        total = tl.zeros([TILE], tl.float32)
-        sums = tl.zeros([TILE, BLOCK_D], tl.float32)
+    top, total, sums = _begin_softmax(q, key, value, scale, split)
     top, total, sums = _attend_prefix(
         q, prefix_keys + prefix, prefix_values + prefix, prefix_first, prefix_last, scale,
         top, total, sums, d, live, SIZE, PREFIX,

@@ -90,6 +90,15 @@ def _token_key(key, count):
 
 
 @triton.jit
+def _add_to_softmax(z, inside, top, total, weighted):
+    """Each lane's softmax, and its sum weighted by score, with one more score."""
+    higher = tl.maximum(top, z)
+    fade = tl.exp(top - higher)
+    p = tl.where(inside, tl.exp(z - higher), 0.0)
+    return higher, total * fade + p, weighted * fade + p * z
+
+
+@triton.jit
 def _search_kernel(
     logits, temperature, greedy, keys, index, found, stride,
     VOCABULARY: tl.constexpr, SHARE: tl.constexpr, RANDOM: tl.constexpr, BLOCK: tl.constexpr,
@@ -119,12 +128,7 @@ def _search_kernel(
         # Up to the stride, not to the odd vocabulary, so that loads are wide.
         z = tl.load(logits + row * stride + ids, mask=ids < stride, other=0.0) / divisor
         z = tl.where(inside, z, -1e30)
-        higher = tl.maximum(top, z)
-        fade = tl.exp(top - higher)
-        p = tl.where(inside, tl.exp(z - higher), 0.0)
-        total = total * fade + p
-        weighted = weighted * fade + p * z
-        top = higher
+        top, total, weighted = _add_to_softmax(z, inside, top, total, weighted)
         score = z
         if RANDOM:
             score = tl.where(is_greedy, z, z - tl.log(_waiting_time(ids, low, high)))
