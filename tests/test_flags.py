@@ -355,7 +355,7 @@ def test_judge_flags_choose_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_loggers_that_are_not_installed_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("rookworld.commands.training.find_spec", lambda name: None)
     for flags, extra in ((f"--log-dir {tmp_path}", "tensorboard"), ("--wandb", "wandb")):
         recorder = Recorder(read_settings(flags.split(), "rookworld train"))
         with pytest.raises(ConfigError, match=extra), recorder:
