@@ -17,15 +17,15 @@ from rookworld.data.chunks import ChunkFolder
 from rookworld.data.files import file_origin, iterate_parquet, write_records
 from rookworld.data.generate import GenerateSettings, chunk_origin, generate, make_chunk
 from rookworld.data.mates import mate_records, mates_in_one
-from rookworld.data.playouts import WALKS, walk
-from rookworld.data.positions import (
+from rookworld.data.moves import (
     SHARES,
     chosen_move,
     drawing_moves,
-    kept_positions,
     special_moves,
     tense_moves,
 )
+from rookworld.data.playouts import WALKS, walk
+from rookworld.data.positions import kept_positions
 from rookworld.errors import ConfigError, DataError
 from rookworld.tasks.environment import KINDS, transition
 from rookworld.tasks.notation import position_key

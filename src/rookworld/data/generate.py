@@ -24,10 +24,9 @@ from rookworld.data.chunks import ChunkFolder, chunks_in_order
 from rookworld.data.files import file_digest, file_origin, read_fens, write_records
 from rookworld.data.games import kept_games, read_games
 from rookworld.data.mates import mate_records, varied_mate
+from rookworld.data.moves import SHARES, Moves
 from rookworld.data.positions import (
     POSITIONS_PER_CHUNK,
-    SHARES,
-    Moves,
     count_positions,
     kept_positions,
     labelled_records,

@@ -16,17 +16,16 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import chess
 
 from rookworld.data.analyses import AnalysisSettings, analysis_record, label
 from rookworld.data.files import iterate_records, write_text
-from rookworld.data.mates import checking_moves
+from rookworld.data.moves import Moves, chosen_move
 from rookworld.data.playouts import MAX_FULLMOVE
 from rookworld.data.rows import row_record
 from rookworld.data.sources import source_files
-from rookworld.data.transitions import illegal_moves, unparsable_move
 from rookworld.errors import DataError
 from rookworld.tasks.engine import Engine
 from rookworld.tasks.environment import transition
@@ -35,29 +34,6 @@ from rookworld.tasks.notation import read_fen
 Record = dict[str, Any]
 
 POSITIONS_PER_CHUNK = {"P": 200, "A": 1_000, "mate": 1_000}
-
-Moves = Literal["all", "ends"]
-
-SHARES: dict[Moves, dict[str, float]] = {
-    "all": {
-        "listed": 0.25,
-        "any": 0.13,
-        "tense": 0.22,
-        "check": 0.12,
-        "special": 0.11,
-        "drawing": 0.05,
-        "illegal": 0.09,
-        "unparsable": 0.03,
-    },
-    "ends": {"listed": 0.3, "check": 0.3, "drawing": 0.2, "tense": 0.1, "any": 0.1},
-}
-"""A: how a row's move is drawn; any legal one where a position has none of the sort.
-
-`ends` is for positions with a mate or few men: whether a game is over is the hardest to learn.
-"""
-
-FEW_MEN = 9
-"""A: with more men than this a move hardly ever draws, and looking costs time."""
 
 OTHER_COUNTERS = 0.15
 """A: share of the rows with counters drawn at random: positions of games seldom have large ones."""
@@ -155,79 +131,3 @@ def with_counters(fen: str, halfmove: int, fullmove: int) -> str:
     """The position at another time; the same if an en passant square says that the clock is 0."""
     *fields, _, _ = fen.split()
     return fen if fields[3] != "-" else " ".join([*fields, str(halfmove), str(fullmove)])
-
-
-def chosen_move(
-    board: chess.Board, listed: Sequence[str], rng: random.Random, moves: Moves = "all"
-) -> str:
-    """A move of a sort drawn by `SHARES`.
-
-    Lists hold good moves: alone they would teach that every check mates and every move is legal.
-    """
-    shares = SHARES[moves]
-    sort = rng.choices(list(shares), list(shares.values()))[0]
-    match sort:
-        case "unparsable":
-            return unparsable_move(board, rng)
-        case "illegal":
-            while not (illegal := illegal_moves(board, rng)):
-                pass
-            return rng.choice(illegal)
-        case "listed" if listed:
-            return rng.choice(listed)
-    return rng.choice(_moves_of(sort, board, rng) or list(board.legal_moves)).uci()
-
-
-def _moves_of(sort: str, board: chess.Board, rng: random.Random) -> list[chess.Move]:
-    match sort:
-        case "tense":
-            return tense_moves(board, forbidden=rng.random() < 0.5)
-        case "check":
-            return [move for move in checking_moves(board) if board.gives_check(move)]
-        case "special":
-            return special_moves(board)
-        case "drawing":
-            return drawing_moves(board)
-    return []
-
-
-def tense_moves(board: chess.Board, *, forbidden: bool) -> list[chess.Move]:
-    """Moves that the own king's safety allows or forbids.
-
-    Allowed: his own, those of pinned men, and those out of check. Forbidden: those that would
-    leave him in check, as hard to tell from legal ones as anything in the rules.
-    """
-    legal = list(board.legal_moves)
-    if forbidden:
-        return sorted(set(board.pseudo_legal_moves) - set(legal), key=chess.Move.uci)
-    if board.is_check():
-        return legal
-    pinned = chess.SquareSet(board.kings & board.occupied_co[board.turn])
-    men = chess.SquareSet(board.occupied_co[board.turn])
-    pinned |= chess.SquareSet(man for man in men if board.is_pinned(board.turn, man))
-    return [move for move in legal if move.from_square in pinned]
-
-
-def drawing_moves(board: chess.Board) -> list[chess.Move]:
-    """Moves of an ending that stalemate, or leave too little to mate with."""
-    if chess.popcount(board.occupied) > FEW_MEN:
-        return []
-    found = []
-    for move in list(board.legal_moves):
-        board.push(move)
-        if board.is_stalemate() or board.is_insufficient_material():
-            found.append(move)
-        board.pop()
-    return found
-
-
-def special_moves(board: chess.Board) -> list[chess.Move]:
-    """The legal castlings, en passant captures and promotions."""
-    last_step = chess.BB_RANK_7 if board.turn else chess.BB_RANK_2
-    promoting = board.pawns & board.occupied_co[board.turn] & last_step
-    moves = list(board.generate_legal_moves(promoting)) if promoting else []
-    if board.ep_square is not None:
-        moves += board.generate_legal_ep()
-    if board.castling_rights:
-        moves += board.generate_castling_moves()
-    return moves
