@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from rookworld.data.mates import (
     may_check,
     varied_mate,
 )
+from rookworld.data.moves import SHARES
 from rookworld.data.playouts import WALKS, walk
 from rookworld.data.sources import load_rows, write_rows
 from rookworld.data.transitions import Proportions, quotas, transition_records
@@ -63,6 +64,10 @@ def a_rows(folder: Path, **changes: Any) -> GenerateSettings:
     return replace(settings, **changes)
 
 
+def walked_rows(folder: Path, **changes: Any) -> GenerateSettings:
+    return replace(a_rows(folder, rows=2_500, moves="all"), **changes)
+
+
 def p_rows(folder: Path, **changes: Any) -> GenerateSettings:
     folder.mkdir(exist_ok=True)
     settings = GenerateSettings(
@@ -83,13 +88,39 @@ def keys(rows: list[dict[str, Any]]) -> list[str]:
 # What a run promises
 
 
-@pytest.mark.parametrize("settings_of", [a_rows, p_rows])
+@pytest.mark.parametrize("settings_of", [a_rows, walked_rows, p_rows])
 def test_rows_do_not_depend_on_the_number_of_workers(tmp_path: Path, settings_of: Any) -> None:
     one = made(settings_of(tmp_path, workers=1))
     (tmp_path / "three").mkdir()
     assert made(settings_of(tmp_path / "three", workers=3)) == one
     assert len(set(keys(one))) == len(one) == settings_of(tmp_path).rows
     assert made(settings_of(tmp_path, out=tmp_path / "other.parquet", seed=1)) != one
+
+
+@pytest.mark.parametrize("moves", list(SHARES))
+def test_with_moves_every_position_of_a_game_gives_a_row(tmp_path: Path, moves: Any) -> None:
+    rows = made(walked_rows(tmp_path, moves=moves))
+    for row in rows:
+        *before, _ = row["history"]
+        assert asdict(transition(row["fen"], row["move"], before)) == {
+            **row,
+            "history": tuple(row["history"]),
+        }
+    lengths = Counter(len(row["history"]) for row in rows)
+    assert lengths[10] > 0.7 * len(rows) and lengths[1] < 0.1 * len(rows)
+    kinds = Counter(row["kind"] for row in rows)
+    assert kinds["quiet"] + kinds["capture"] > 0.4 * len(rows)
+    assert (kinds["illegal"] > 0.1 * len(rows)) == (moves != "ends")
+
+
+def test_with_moves_given_games_give_a_row_for_every_ply(tmp_path: Path) -> None:
+    games = tmp_path / "games.txt"
+    games.write_text("e2e4 e7e5 g1f3 b8c6 f1b5\nd2d4 d7d5 c2c4\n")
+    rows = made(walked_rows(tmp_path, rows=8, games=(games,)))
+    assert len({row["fen"] for row in rows}) == 7  # the initial position twice
+    assert {tuple(row["history"][:-1]) for row in rows if len(row["history"]) == 5} == {
+        ("e2e4", "e7e5", "g1f3", "b8c6")
+    }
 
 
 def kill_and_rerun(folder: Path, settings: GenerateSettings, rng: random.Random) -> None:

@@ -18,13 +18,16 @@ from rookworld.data.files import file_origin, iterate_parquet, write_records
 from rookworld.data.generate import GenerateSettings, chunk_origin, generate, make_chunk
 from rookworld.data.mates import mate_records, mates_in_one
 from rookworld.data.moves import (
+    FEW_MEN,
     SHARES,
+    blocked_moves,
     chosen_move,
+    cornering_moves,
     drawing_moves,
     special_moves,
     tense_moves,
 )
-from rookworld.data.playouts import WALKS, walk
+from rookworld.data.playouts import ENDING, HUNT, WALKS, walk
 from rookworld.data.positions import kept_positions
 from rookworld.errors import ConfigError, DataError
 from rookworld.tasks.environment import KINDS, transition
@@ -144,8 +147,8 @@ def test_what_cannot_be_is_named(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, "A", walked(3))
     with pytest.raises(ConfigError, match="--positions and --games"):
         replace(settings, games=(tmp_path / "games.pgn",))
-    with pytest.raises(ConfigError, match="--moves ends needs --task A and --positions"):
-        replace(settings, positions=(), moves="ends")
+    with pytest.raises(ConfigError, match="--moves ends needs --task A"):
+        replace(settings, task="P", moves="ends")
     wrong: list[tuple[list[Any], str]] = [
         ([{"fen": "8/8 w - -"}], "row 0: not a FEN.*8/8 w"),
         ([{"fen": chess.STARTING_FEN}, {"move": "e2e4"}], "row 1: no 'fen'"),
@@ -266,6 +269,39 @@ def test_drawing_moves_stalemate_or_leave_nothing() -> None:
     bare = chess.Board("7k/8/8/8/8/8/1p6/K7 w - - 0 1")
     assert {move.uci() for move in drawing_moves(bare)} == {"a1b2"}
     assert drawing_moves(chess.Board()) == []
+
+
+def test_cornering_moves_leave_hardly_a_reply() -> None:
+    rng, met = random.Random(5), Counter[bool]()
+    for style in (HUNT, ENDING, ENDING):
+        for board in walk(rng, style):
+            few, found = len(board.piece_map()) <= FEW_MEN, cornering_moves(board)
+            for move in list(board.legal_moves):
+                board.push(move)
+                cornered = board.legal_moves.count() <= 2 and (few or board.is_check())
+                board.pop()
+                assert (move in found) == cornered
+                met[cornered] += 1
+    assert met[True] > 20 and met[False] > 20
+    assert cornering_moves(chess.Board()) == []
+
+
+def test_blocked_moves_would_be_legal_on_an_empty_board() -> None:
+    rng = random.Random(4)
+    for board in walk(rng, WALKS[0]):
+        found = blocked_moves(board)
+        assert not set(found) & set(board.pseudo_legal_moves)
+        for move in found[:8]:
+            alone = chess.Board(None)
+            alone.set_piece_at(move.from_square, board.piece_at(move.from_square))
+            alone.turn = board.turn
+            if board.piece_type_at(move.from_square) == chess.PAWN:
+                capture = chess.square_file(move.from_square) != chess.square_file(move.to_square)
+                man = chess.Piece(chess.PAWN, not board.turn)
+                alone.set_piece_at(move.to_square, man if capture else None)
+            assert move in alone.pseudo_legal_moves
+    start = {move.uci() for move in blocked_moves(chess.Board())}
+    assert {"a1a2", "a1a8", "c1h6", "d1h5", "e2d3"} < start and "e2e4" not in start
 
 
 def test_special_moves_are_the_legal_ones() -> None:

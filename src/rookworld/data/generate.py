@@ -24,7 +24,7 @@ from rookworld.data.chunks import ChunkFolder, chunks_in_order
 from rookworld.data.files import file_digest, file_origin, read_fens, write_records
 from rookworld.data.games import kept_games, read_games
 from rookworld.data.mates import mate_records, varied_mate
-from rookworld.data.moves import SHARES, Moves
+from rookworld.data.moves import SHARES, Moves, game_records
 from rookworld.data.positions import (
     POSITIONS_PER_CHUNK,
     count_positions,
@@ -43,6 +43,7 @@ Record = dict[str, Any]
 
 GAMES_PER_CHUNK = {"P": 4, "A": 50, "mate": 0}
 A_ROWS_PER_CHUNK = 250
+GAME_ROWS_PER_CHUNK = 1_000
 MATES_PER_CHUNK = 100
 DEFAULT_ROWS = 6_000
 ATTEMPTS = 3
@@ -102,9 +103,10 @@ class GenerateSettings:
     labels each of them, A plays one move in each, mate changes a man or two and keeps those that
     still have a mate."""
 
-    moves: Moves = "all"
-    """A with --positions: moves of every sort, or `ends`: mostly listed ones and checks, and draws
-    where few men are left."""
+    moves: Moves | None = None
+    """A: moves of every sort; `ends`: mostly listed ones and checks, and draws where few men are
+    left; `edge`: those that nearly end the game or are nearly legal. One in each of --positions
+    (`all` if not given) or in every position of games, in place of rows by class."""
 
     games_share: float = 1.0
     """P, A: share of the rows that come from the given games; the rest is played."""
@@ -113,7 +115,7 @@ class GenerateSettings:
     """mate: moves to the mate."""
 
     proportions: Proportions = field(default_factory=Proportions)
-    """A: weights of the classes, unless --positions are given."""
+    """A: weights of the classes, unless --positions or --moves are given."""
 
     exclude: tuple[Path, ...] = ()
     """Rows whose positions are left out: files, folders, embedded:PART, hub ids."""
@@ -130,8 +132,8 @@ class GenerateSettings:
                 raise ConfigError(f"--{name}: {getattr(self, name)} is not between 0 and 1")
         if self.out.suffix != ".parquet":
             raise ConfigError(f"--out: {self.out} does not end in .parquet")
-        if self.moves != "all" and not (self.positions and self.task == "A"):
-            raise ConfigError(f"--moves {self.moves} needs --task A and --positions")
+        if self.moves is not None and self.task != "A":
+            raise ConfigError(f"--moves {self.moves} needs --task A")
         if self.positions and self.games:
             raise ConfigError("--positions and --games: rows are made from one of them, not both")
         _ = self.part
@@ -143,6 +145,11 @@ class GenerateSettings:
         if slash and number.isdecimal() and count.isdecimal() and int(count) >= max(1, int(number)):
             return int(number) % int(count), int(count)
         raise ConfigError(f"--shard: {self.shard!r} is not i/n with i from 0 to n-1, such as 0/4")
+
+    @property
+    def played_moves(self) -> Moves | None:
+        """A: how moves are drawn; None: rows are looked for by class."""
+        return self.moves or ("all" if self.positions else None)
 
     @property
     def wanted(self) -> int | None:
@@ -276,15 +283,15 @@ def chunk_origin(settings: GenerateSettings) -> dict[str, Any]:
     if settings.task == "P":
         with Engine(find_engine(settings.engine)) as engine:
             origin["engine"] = engine.name
-    if settings.task == "A" and not settings.positions:
+    if settings.task == "A" and not settings.played_moves:
         origin["proportions"] = asdict(settings.proportions)
     if settings.games:
         origin["games"] = [path.name for path in settings.games]
         origin["games_share"] = settings.games_share
     if settings.positions:
         origin["positions"] = [path.name for path in settings.positions]
-    if settings.positions and settings.task == "A":
-        origin["shares"] = SHARES[settings.moves]
+    if settings.task == "A" and settings.played_moves:
+        origin["shares"] = SHARES[settings.played_moves]
     return origin
 
 
@@ -352,12 +359,14 @@ def environment_records(
     settings: GenerateSettings, store: Path | None, number: int
 ) -> list[Record]:
     """The A rows of one chunk."""
-    rng = chunk_rng(settings, number)
-    if settings.positions and store:
+    rng, moves = chunk_rng(settings, number), settings.played_moves
+    if settings.positions and store and moves:
         given = given_positions(settings, store, number)
-        rows = (played_record(fen, listed, rng, settings.moves) for fen, listed in given)
+        rows = (played_record(fen, listed, rng, moves) for fen, listed in given)
         return [row for row in rows if row is not None]
     games = given_games(settings, store, number)
+    if moves:
+        return game_records(rng, moves, GAME_ROWS_PER_CHUNK, games)
     return transition_records(rng, settings.proportions, A_ROWS_PER_CHUNK, games)
 
 

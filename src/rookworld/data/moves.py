@@ -2,20 +2,29 @@
 
 The law: every sort of move has its share wherever a position has one of that sort; elsewhere any
 legal move takes its place. What the move does is `transition`'s affair.
+
+`game_records` asks about every position of a game: ten times as many rows a second as `transitions`
+looks for by class, of which rare classes are as rare as the shares leave them.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Literal
+from itertools import islice
+from typing import Any, Literal
 
 import chess
 
 from rookworld.data.mates import checking_moves
+from rookworld.data.playouts import WALKS, recent, replay, walk
+from rookworld.data.rows import row_record
 from rookworld.data.transitions import illegal_moves, unparsable_move
+from rookworld.tasks.environment import transition
 
-Moves = Literal["all", "ends"]
+Record = dict[str, Any]
+
+Moves = Literal["all", "ends", "edge"]
 
 SHARES: dict[Moves, dict[str, float]] = {
     "all": {
@@ -29,14 +38,46 @@ SHARES: dict[Moves, dict[str, float]] = {
         "unparsable": 0.03,
     },
     "ends": {"listed": 0.3, "check": 0.3, "drawing": 0.2, "tense": 0.1, "any": 0.1},
+    "edge": {
+        "cornering": 0.35,
+        "tense": 0.25,
+        "blocked": 0.15,
+        "check": 0.1,
+        "illegal": 0.05,
+        "special": 0.05,
+        "any": 0.05,
+    },
 }
 """A: how a row's move is drawn; any legal one where a position has none of the sort.
 
 `ends` is for positions with a mate or few men: whether a game is over is the hardest to learn.
+`edge` is for any: moves that nearly end a game, are nearly legal, or are just so.
 """
 
 FEW_MEN = 9
 """A: with more men than this a move hardly ever draws, and looking costs time."""
+
+FEW_REPLIES = 2
+"""A: a side with no more moves than this left is cornered."""
+
+
+def game_records(
+    rng: random.Random, moves: Moves, count: int, given: Sequence[Sequence[str]]
+) -> list[Record]:
+    """A row of every position of the given games, or of `count` or more of half-random ones."""
+    records = [
+        _record(board, [played], rng, moves)
+        for game in given
+        for board, played in zip(replay(game), game, strict=False)
+    ]
+    while not given and len(records) < count:
+        records += [_record(board, [], rng, moves) for board in walk(rng, rng.choice(WALKS))]
+    return records
+
+
+def _record(board: chess.Board, listed: list[str], rng: random.Random, moves: Moves) -> Record:
+    move = chosen_move(board, listed, rng, moves)
+    return row_record(transition(board.fen(), move, recent(board)))
 
 
 def chosen_move(
@@ -66,6 +107,10 @@ def _moves_of(sort: str, board: chess.Board, rng: random.Random) -> list[chess.M
             return tense_moves(board, forbidden=rng.random() < 0.5)
         case "check":
             return [move for move in checking_moves(board) if board.gives_check(move)]
+        case "cornering":
+            return cornering_moves(board)
+        case "blocked":
+            return blocked_moves(board)
         case "special":
             return special_moves(board)
         case "drawing":
@@ -101,6 +146,42 @@ def drawing_moves(board: chess.Board) -> list[chess.Move]:
             found.append(move)
         board.pop()
     return found
+
+
+def cornering_moves(board: chess.Board) -> list[chess.Move]:
+    """Checks, and with few men any moves, that leave the opponent hardly a reply, or none."""
+    few = chess.popcount(board.occupied) <= FEW_MEN
+    found = []
+    for move in list(board.legal_moves) if few else checking_moves(board):
+        board.push(move)
+        if (few or board.is_check()) and _is_cornered(board):
+            found.append(move)
+        board.pop()
+    return found
+
+
+def _is_cornered(board: chess.Board) -> bool:
+    return len(list(islice(board.legal_moves, FEW_REPLIES + 1))) <= FEW_REPLIES
+
+
+def blocked_moves(board: chess.Board) -> list[chess.Move]:
+    """Moves of bishops, rooks, queens and pawns that only the other men on the board forbid."""
+    own, found = board.occupied_co[board.turn], []
+    for square in chess.scan_forward(own & (board.queens | board.rooks | board.bishops)):
+        reach = 0
+        if chess.BB_SQUARES[square] & (board.queens | board.rooks):
+            reach |= chess.BB_RANK_ATTACKS[square][0] | chess.BB_FILE_ATTACKS[square][0]
+        if chess.BB_SQUARES[square] & (board.queens | board.bishops):
+            reach |= chess.BB_DIAG_ATTACKS[square][0]
+        blocked = reach & ~(board.attacks_mask(square) & ~own)
+        found += [chess.Move(square, target) for target in chess.scan_forward(blocked)]
+    last_step = chess.BB_RANK_7 if board.turn else chess.BB_RANK_2
+    for square in chess.scan_forward(own & board.pawns & ~last_step):
+        ahead = square + (8 if board.turn else -8)
+        targets = chess.BB_SQUARES[ahead] & board.occupied
+        targets |= chess.BB_PAWN_ATTACKS[board.turn][square] & ~board.occupied_co[not board.turn]
+        found += [chess.Move(square, target) for target in chess.scan_forward(targets)]
+    return [move for move in found if not board.is_en_passant(move)]
 
 
 def special_moves(board: chess.Board) -> list[chess.Move]:
