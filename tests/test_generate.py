@@ -116,7 +116,10 @@ def test_with_moves_every_position_of_a_game_gives_a_row(tmp_path: Path, moves: 
 def test_with_moves_given_games_give_a_row_for_every_ply(tmp_path: Path) -> None:
     games = tmp_path / "games.txt"
     games.write_text("e2e4 e7e5 g1f3 b8c6 f1b5\nd2d4 d7d5 c2c4\n")
-    rows = made(walked_rows(tmp_path, rows=8, games=(games,)))
+    settings = walked_rows(tmp_path, rows=100, games=(games,))
+    report = generate(settings, quiet)
+    assert report.asked == 100 and report.rows + report.repeated == 8  # and then it ends
+    rows = list(iterate_parquet(settings.out))
     assert len({row["fen"] for row in rows}) == 7  # the initial position twice
     assert {tuple(row["history"][:-1]) for row in rows if len(row["history"]) == 5} == {
         ("e2e4", "e7e5", "g1f3", "b8c6")

@@ -152,6 +152,12 @@ class GenerateSettings:
         return self.moves or ("all" if self.positions else None)
 
     @property
+    def each_game_once(self) -> bool:
+        """Whether rows end with the given games: no class is looked for until it is found."""
+        alone = bool(self.games) and self.games_share == 1.0
+        return alone and (self.task == "P" or self.moves is not None)
+
+    @property
     def wanted(self) -> int | None:
         """Rows over all shards, None for one of each given position."""
         return DEFAULT_ROWS if self.rows is None and not self.positions else self.rows
@@ -308,8 +314,10 @@ def chunk_numbers(settings: GenerateSettings, given: int) -> Iterator[int]:
     number, count = settings.part
     if settings.positions:
         size = POSITIONS_PER_CHUNK[settings.task]
-    elif settings.task == "P" and settings.games and settings.games_share == 1.0:
-        size = GAMES_PER_CHUNK["P"]
+    elif (
+        settings.games and settings.games_share == 1.0 and (settings.task == "P" or settings.moves)
+    ):
+        size = GAMES_PER_CHUNK[settings.task]
     else:
         return itertools.count(number, count)
     return iter(range(number, math.ceil(given / size), count))
@@ -344,6 +352,8 @@ def given_games(settings: GenerateSettings, path: Path | None, number: int) -> l
         return []
     games, count = read_games(path), GAMES_PER_CHUNK[settings.task]
     numbers = range(before * count, (before + 1) * count)
+    if settings.each_game_once:
+        numbers = range(numbers.start, min(numbers.stop, len(games)))
     return [games[number % len(games)].split() for number in numbers]
 
 
