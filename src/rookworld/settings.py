@@ -301,7 +301,7 @@ class TrainSettings(RewardWeights):
     spares the host launching each kernel; what they use stays reserved between steps."""
     compile: bool = False
     """Compile the block for the update. On an H200 it lost to the kernels that it replaces:
-    docs/performance.md."""
+    docs/performance-log.md."""
     shard: bool = False
     """Cut weights, gradients, moments and the reference into shares, one a process (FSDP2), for
     models that do not fit; with one process nothing changes. See docs/scaling.md."""
