@@ -143,12 +143,30 @@ def test_positions_are_written_as_python_chess_writes_them(tmp_path: Path, task:
     ]
 
 
+def test_plies_before_the_move_are_its_history(tmp_path: Path) -> None:
+    given = walked(600)
+    rows = made(settings_of(tmp_path, "A", given, plies=4))
+    lengths = Counter(len(row["history"]) for row in rows)
+    assert sorted(lengths) == [1, 2, 3, 4, 5] and min(lengths.values()) > 60
+    starts = {" ".join(row["fen"].split()[:3]) for row in given}
+    for row in rows:
+        *before, _ = row["history"]
+        here = " ".join(row["fen"].split()[:3])
+        assert transition(row["fen"], row["move"], before).next_fen == row["next_fen"]
+        assert bool(before) or here in starts
+    # no more than asked for, and the rows of earlier commands stay as they are
+    plain = made(settings_of(tmp_path, "A", given, out=tmp_path / "plain.parquet"))
+    assert {len(row["history"]) for row in plain} == {1}
+
+
 def test_what_cannot_be_is_named(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, "A", walked(3))
     with pytest.raises(ConfigError, match="--positions and --games"):
         replace(settings, games=(tmp_path / "games.pgn",))
     with pytest.raises(ConfigError, match="--moves ends needs --task A"):
         replace(settings, task="P", moves="ends")
+    with pytest.raises(ConfigError, match="--plies 3 needs --task A and --positions"):
+        replace(settings, positions=(), plies=3)
     wrong: list[tuple[list[Any], str]] = [
         ([{"fen": "8/8 w - -"}], "row 0: not a FEN.*8/8 w"),
         ([{"fen": chess.STARTING_FEN}, {"move": "e2e4"}], "row 1: no 'fen'"),

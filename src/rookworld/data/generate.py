@@ -108,6 +108,10 @@ class GenerateSettings:
     left; `edge`: those that nearly end the game or are nearly legal. One in each of --positions
     (`all` if not given) or in every position of games, in place of rows by class."""
 
+    plies: int = 0
+    """A with --positions: at most so many random plies are played before the row's move and shown
+    in its history."""
+
     games_share: float = 1.0
     """P, A: share of the rows that come from the given games; the rest is played."""
 
@@ -123,7 +127,7 @@ class GenerateSettings:
     def __post_init__(self) -> None:
         """Refuse what cannot work, naming the value and the remedy."""
         at_least = {"rows": 1, "workers": 0, "nodes": 1, "play_nodes": 1, "every": 1}
-        for name, least in {**at_least, "random_plies": 0}.items():
+        for name, least in {**at_least, "random_plies": 0, "plies": 0}.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"--{name}: {value} is less than {least}")
@@ -134,6 +138,8 @@ class GenerateSettings:
             raise ConfigError(f"--out: {self.out} does not end in .parquet")
         if self.moves is not None and self.task != "A":
             raise ConfigError(f"--moves {self.moves} needs --task A")
+        if self.plies and not (self.task == "A" and self.positions):
+            raise ConfigError(f"--plies {self.plies} needs --task A and --positions")
         if self.positions and self.games:
             raise ConfigError("--positions and --games: rows are made from one of them, not both")
         _ = self.part
@@ -298,6 +304,8 @@ def chunk_origin(settings: GenerateSettings) -> dict[str, Any]:
         origin["positions"] = [path.name for path in settings.positions]
     if settings.task == "A" and settings.played_moves:
         origin["shares"] = SHARES[settings.played_moves]
+    if settings.plies:
+        origin["plies"] = settings.plies
     return origin
 
 
@@ -372,7 +380,7 @@ def environment_records(
     rng, moves = chunk_rng(settings, number), settings.played_moves
     if settings.positions and store and moves:
         given = given_positions(settings, store, number)
-        rows = (played_record(fen, listed, rng, moves) for fen, listed in given)
+        rows = (played_record(fen, listed, rng, moves, settings.plies) for fen, listed in given)
         return [row for row in rows if row is not None]
     games = given_games(settings, store, number)
     if moves:

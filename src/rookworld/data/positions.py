@@ -6,7 +6,7 @@ the files, one a line, and looked up by number, so that no worker holds them all
 The law: a position gives one row at most; one that is over, or that the rules do not allow, gives
 none. What a move does is decided by `transition` alone.
 
-Left out on purpose: histories. A position alone does not say how it came about.
+A position alone does not say how it came about: an A row's history begins there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import chess
 from rookworld.data.analyses import AnalysisSettings, analysis_record, label
 from rookworld.data.files import iterate_records, write_text
 from rookworld.data.moves import Moves, chosen_move
-from rookworld.data.playouts import MAX_FULLMOVE
+from rookworld.data.playouts import MAX_FULLMOVE, recent
 from rookworld.data.rows import row_record
 from rookworld.data.sources import source_files
 from rookworld.errors import DataError
@@ -116,15 +116,27 @@ def labelled_records(
 
 
 def played_record(
-    fen: str, listed: Sequence[str], rng: random.Random, moves: Moves = "all"
+    fen: str, listed: Sequence[str], rng: random.Random, moves: Moves = "all", plies: int = 0
 ) -> Record | None:
-    """One move in a position as an A row, with the move alone for a history."""
+    """One move in a position as an A row, or after up to `plies` random ones, its history."""
     if rng.random() < OTHER_COUNTERS:
         fen = with_counters(fen, rng.randrange(MAX_HALFMOVE), rng.randrange(1, MAX_FULLMOVE))
     board = playable(fen)
+    if board is not None and plies:
+        board = walked_on(board, rng.randint(0, plies), rng)
     if board is None or board.fullmove_number >= MAX_FULLMOVE:
         return None
-    return row_record(transition(fen, chosen_move(board, listed, rng, moves)))
+    move = chosen_move(board, () if board.move_stack else listed, rng, moves)
+    return row_record(transition(board.fen(), move, recent(board)))
+
+
+def walked_on(board: chess.Board, plies: int, rng: random.Random) -> chess.Board | None:
+    """The board so many random plies later, None if the game ends by then."""
+    for _ in range(plies):
+        board.push(rng.choice(list(board.legal_moves)))
+        if board.is_game_over():
+            return None
+    return board
 
 
 def with_counters(fen: str, halfmove: int, fullmove: int) -> str:
