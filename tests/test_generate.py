@@ -171,6 +171,14 @@ def test_killed_and_run_again_is_the_same_as_uninterrupted(tmp_path: Path, worke
     assert [path.name for path in settings.out.parent.iterdir()] == ["rows.parquet"]
 
 
+def test_what_a_kill_while_writing_left_is_taken_away(tmp_path: Path) -> None:
+    settings = a_rows(tmp_path / "killed", rows=100)
+    settings.out.parent.mkdir()
+    (settings.out.parent / f".{settings.out.name}.2183").write_text("half a file")
+    made(settings)
+    assert [path.name for path in settings.out.parent.iterdir()] == ["rows.parquet"]
+
+
 @pytest.mark.engine
 @pytest.mark.slow
 def test_killed_stockfish_run_is_the_same_as_uninterrupted(tmp_path: Path) -> None:

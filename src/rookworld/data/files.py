@@ -49,6 +49,12 @@ def write_records(
         _write_parquet(temporary, records, task, origin)
 
 
+def remove_unfinished(path: Path) -> None:
+    """Take away what writers of this file left when they were killed; none may be at it now."""
+    for left in path.parent.glob(f".{path.name}.[0-9]*"):
+        left.unlink(missing_ok=True)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file, whole or not at all."""
     with whole_file(path) as temporary:

@@ -21,7 +21,13 @@ from typing import Any, Literal
 
 from rookworld.data.analyses import engine_game_rows, given_game_rows
 from rookworld.data.chunks import ChunkFolder, chunks_in_order
-from rookworld.data.files import file_digest, file_origin, read_fens, write_records
+from rookworld.data.files import (
+    file_digest,
+    file_origin,
+    read_fens,
+    remove_unfinished,
+    write_records,
+)
 from rookworld.data.games import kept_games, read_games
 from rookworld.data.mates import mate_records, varied_mate
 from rookworld.data.moves import SHARES, Moves, game_records
@@ -230,6 +236,7 @@ def generate(settings: GenerateSettings, progress: Callable[[int, int], None]) -
         made = merged.summary()
         note = {**result, "made": asdict(made)}
         write_records(settings.out, merged.records, settings.task, origin=note)
+        remove_unfinished(settings.out)
         folder.remove()
     return made
 
