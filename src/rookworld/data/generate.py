@@ -329,9 +329,7 @@ def chunk_numbers(settings: GenerateSettings, given: int) -> Iterator[int]:
     number, count = settings.part
     if settings.positions:
         size = POSITIONS_PER_CHUNK[settings.task]
-    elif (
-        settings.games and settings.games_share == 1.0 and (settings.task == "P" or settings.moves)
-    ):
+    elif settings.each_game_once:
         size = GAMES_PER_CHUNK[settings.task]
     else:
         return itertools.count(number, count)
