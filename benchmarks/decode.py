@@ -23,9 +23,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from rookworld.model.decoder import Layer, Weights
 from rookworld.model.gpt2 import GPT2, GPT2Config
-from rookworld.model.sampling import Sampler, Samples, Sampling, sample
+from rookworld.model.sampling.decoder import Layer, Weights
+from rookworld.model.sampling.sampler import Sampler, Samples, Sampling, sample
 from rookworld.model.weights import save_model
 
 NANO = GPT2Config(vocab_size=2496, n_positions=192, n_embd=320, n_layer=6, n_head=10)

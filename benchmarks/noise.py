@@ -19,13 +19,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rookworld import credit, passes, update
-from rookworld.commands.training import read_rows
-from rookworld.gathering import gather
-from rookworld.rollout import Collected
-from rookworld.settings import TrainSettings
-from rookworld.step_metrics import Clock
-from rookworld.trainer_state import State, new_state
+from rookworld.cli.train import read_rows
+from rookworld.rl import credit, forward, update
+from rookworld.rl.metrics import Clock
+from rookworld.rl.overlap import gather
+from rookworld.rl.settings import TrainSettings
+from rookworld.rl.state import State, new_state
+from rookworld.rollout.collector import Collected
 
 Credit = Literal["answer", "fields", "outlook", "choices"]
 CREDITS: tuple[Credit, ...] = ("answer", "fields", "outlook", "choices")
@@ -72,7 +72,7 @@ def gradients(state: State, collected: Collected, settings: TrainSettings) -> di
     """The policy's part of one step's gradient, by the weights' names."""
     learner = state.learner
     learner.model.zero_grad(set_to_none=True)
-    micros = passes.prepare(collected.groups, learner, settings, state.tokenizer.eos)
+    micros = forward.prepare(collected.groups, learner, settings, state.tokenizer.eos)
     credit.set_advantages(micros, learner, settings, state.running, None, 0.0)
     totals = update.totals_of(micros, max(micro.pack.width for micro in micros))
     assert totals is not None

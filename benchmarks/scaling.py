@@ -20,8 +20,8 @@ from statistics import median
 
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.weights import save_model
-from rookworld.runs import read_lines
-from rookworld.sources import pick_tokenizer
+from rookworld.pretrain.sources import pick_tokenizer
+from rookworld.runtime.run_folder import read_lines
 
 WARM_UP = 2
 TRAINING = (

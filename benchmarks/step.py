@@ -17,22 +17,22 @@ from statistics import median
 
 import torch
 
-from rookworld import passes, update
 from rookworld.data.sources import load_rows
-from rookworld.distributed import start
-from rookworld.gathering import gather
-from rookworld.groups import Group
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.precision import matrices_in
-from rookworld.model.sampling import sample
+from rookworld.model.sampling.sampler import sample
 from rookworld.model.weights import save_model
-from rookworld.settings import TrainSettings
-from rookworld.sources import pick_tokenizer
-from rookworld.step_metrics import Clock
-from rookworld.tasks.scoring import judge_answer
+from rookworld.pretrain.sources import pick_tokenizer
+from rookworld.rl import forward, update
+from rookworld.rl.metrics import Clock
+from rookworld.rl.overlap import gather
+from rookworld.rl.settings import TrainSettings
+from rookworld.rl.state import State, new_state, reward_rules, sampling
+from rookworld.rl.trainer import learn
+from rookworld.rollout.types import Group
+from rookworld.runtime.distributed import start
+from rookworld.tasks.scorer import judge_answer
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
-from rookworld.train import learn
-from rookworld.trainer_state import State, new_state, reward_rules, sampling
 
 SHAPE = partial(GPT2Config, n_positions=192, n_embd=320, n_layer=6, n_head=10)
 
@@ -83,7 +83,7 @@ def measured_alone(
     rules = reward_rules(settings)
     drawn = sampling(settings, state.tokenizer)["P"]
     prompts = [group.prompt.ids for group in groups]
-    micros = passes.prepare(groups, state.learner, settings, state.tokenizer.eos)
+    micros = forward.prepare(groups, state.learner, settings, state.tokenizer.eos)
     for micro in micros:
         micro.advantages = torch.zeros(micro.pack.count, device=micro.old_logp.device)
     totals = update.totals_of(micros, drawn.max_new_tokens)
@@ -103,7 +103,7 @@ def measured_alone(
                 judge_answer(_row(group), text, done, rules, None, 1.0)
 
     def learn() -> None:
-        passes.prepare(groups, state.learner, settings, state.tokenizer.eos)
+        forward.prepare(groups, state.learner, settings, state.tokenizer.eos)
         update.gradient(
             micros, state.learner, totals, settings, update.Coefs(kl=0.02, agreement=0.0)
         )

@@ -32,20 +32,20 @@ from typing import IO, Any, Literal
 import torch
 
 from rookworld.data.sources import load_rows
-from rookworld.distributed import start
-from rookworld.gathering import gather
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.precision import arithmetic
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder, save_model
-from rookworld.rollout import Prompts
-from rookworld.settings import TrainSettings
-from rookworld.sources import pick_tokenizer
-from rookworld.step_metrics import Clock, peak_memory_mb
+from rookworld.pretrain.sources import pick_tokenizer
+from rookworld.rl.metrics import Clock, peak_memory_mb
+from rookworld.rl.overlap import gather
+from rookworld.rl.settings import TrainSettings
+from rookworld.rl.state import new_state
+from rookworld.rl.trainer import learn
+from rookworld.rollout.collector import Prompts
+from rookworld.runtime.distributed import start
 from rookworld.tasks.task import PolicyRow
-from rookworld.train import learn
-from rookworld.trainer_state import new_state
-from rookworld.trl import policy_reward, records
+from rookworld.trl.rewards import policy_reward, records
 
 Numbers = dict[str, float]
 NANO = {"n_positions": 192, "n_embd": 320, "n_layer": 6, "n_head": 10}

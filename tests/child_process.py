@@ -21,7 +21,7 @@ DIED = 86
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # the first optimizer of a process imports torch._dynamo
-_CONTEXT.set_forkserver_preload(["rookworld.laws", "rookworld.commands.training", "torch._dynamo"])
+_CONTEXT.set_forkserver_preload(["rookworld.rl.checks", "rookworld.cli.train", "torch._dynamo"])
 
 
 def start(
@@ -141,7 +141,7 @@ def _main(
     largest_file: int | None,
     dies_after: int | None,
 ) -> None:
-    from rookworld.cli import main
+    from rookworld.cli.main import main
 
     _settle(log, environment)
     if largest_file is not None:

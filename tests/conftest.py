@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rookworld.errors import EngineError
+from rookworld.runtime.errors import EngineError
 from rookworld.tasks.engine import find_engine
 from tiny_training import one_thread, save_tiny, save_warm
 

@@ -7,9 +7,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rookworld.config import resolved
-from rookworld.runs import Run, write_json
-from rookworld.settings import TrainSettings
+from rookworld.rl.settings import TrainSettings
+from rookworld.runtime.config import resolved
+from rookworld.runtime.run_folder import Run, write_json
 from rookworld.tasks.environment import ENVIRONMENT, transition
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.reward import RewardRules

@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rookworld import agreement
-from rookworld.agreement import (
+from rookworld.grpo.list_targets import Agreed, agreement_kl, continued, sharpened
+from rookworld.model.tokenizer import Tokenizer
+from rookworld.rl import agreement
+from rookworld.rl.agreement import (
     SIDES,
     Views,
     agreed_rows,
@@ -21,18 +23,16 @@ from rookworld.agreement import (
     views,
     written,
 )
-from rookworld.errors import ConfigError
-from rookworld.groups import Prompt
-from rookworld.grpo.agreement import Agreed, agreement_kl, continued, sharpened
-from rookworld.model.tokenizer import Tokenizer
-from rookworld.packs import packed
-from rookworld.rollout import Prompts
-from rookworld.settings import TrainSettings
+from rookworld.rl.batch import packed
+from rookworld.rl.settings import TrainSettings
+from rookworld.rl.state import fits, new_learner, new_state
+from rookworld.rl.trainer import train
+from rookworld.rollout.collector import Prompts
+from rookworld.rollout.types import Prompt
+from rookworld.runtime.errors import ConfigError
 from rookworld.tasks.notation import flip_fen, mirror_fen
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.task import PolicyRow, legal_moves
-from rookworld.train import train
-from rookworld.trainer_state import fits, new_learner, new_state
 from test_choices import PIECES
 from tiny_training import metrics_of, no_evaluation, tiny_rows, tiny_settings, tiny_tokenizer
 

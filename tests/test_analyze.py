@@ -15,11 +15,11 @@ import pytest
 from rich.console import Console
 
 from made_runs import made_run, step_metrics
-from rookworld.analysis_tables import render
-from rookworld.analyze import analyze, kl_share, moving_average, trend
-from rookworld.errors import RookworldError
-from rookworld.records import find_runs, read_run
-from rookworld.runs import read_json, write_json
+from rookworld.report.analysis import analyze, kl_share, moving_average, trend
+from rookworld.report.run_reader import find_runs, read_run
+from rookworld.report.tables import render
+from rookworld.runtime.errors import RookworldError
+from rookworld.runtime.run_folder import read_json, write_json
 
 
 def shown(folders: list[Path], width: int = 100) -> str:
@@ -223,6 +223,6 @@ def test_tables_fit_a_terminal(tmp_path: Path) -> None:
 
 
 def test_readers_do_not_load_torch() -> None:
-    modules = "rookworld.analysis_tables, rookworld.report, rookworld.sweep_summary"
+    modules = "rookworld.report.tables, rookworld.report.page, rookworld.report.sweep_summary"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules or 'optuna' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,10 +9,10 @@ import chess
 import pytest
 import torch
 
-from rookworld.answers import Answer, ModelAnswerer, load_answerer, prompt_key
-from rookworld.errors import ModelError
-from rookworld.model.sampling import Sampling, sample
+from rookworld.evaluation.generator import Answer, ModelAnswerer, load_answerer, prompt_key
+from rookworld.model.sampling.sampler import Sampling, sample
 from rookworld.model.weights import save_model
+from rookworld.runtime.errors import ModelError
 from rookworld.tasks.environment import ENVIRONMENT, transition
 from tiny import tiny_model
 

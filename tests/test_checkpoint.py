@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rookworld.cards import evaluation, step_of
-from rookworld.checkpoint import (
+from rookworld.model.checkpoint import (
     drop_after,
     fault_of,
     last_sound,
@@ -23,10 +22,11 @@ from rookworld.checkpoint import (
     save_checkpoint,
     saved_checkpoints,
 )
-from rookworld.errors import RookworldError
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.weights import load_model
-from rookworld.runs import Run
+from rookworld.report.model_card import evaluation, step_of
+from rookworld.runtime.errors import RookworldError
+from rookworld.runtime.run_folder import Run
 from tiny_training import save_tiny, tiny_tokenizer
 
 

@@ -12,15 +12,15 @@ import torch
 from tokenizers import models
 from torch import Tensor
 
-from rookworld.errors import ConfigError
-from rookworld.grpo.choices import KnownWorths, expected_worth
+from rookworld.grpo.expected_value import KnownWorths, expected_worth
 from rookworld.grpo.kl import Draw
 from rookworld.model.tokenizer import END, Tokenizer, chess_tokenizer
 from rookworld.model.weights import load_model
-from rookworld.runs import read_json
+from rookworld.rl.state import fits, with_credit
+from rookworld.rl.trainer import train
+from rookworld.runtime.errors import ConfigError
+from rookworld.runtime.run_folder import read_json
 from rookworld.tasks.notation import CASTLING, EN_PASSANT, EVALS, MOVES
-from rookworld.train import train
-from rookworld.trainer_state import fits, with_credit
 from tiny_training import no_evaluation, tiny_rows, tiny_settings, weights_of
 
 VOCABULARY, WIDTH = 12, 5

@@ -8,8 +8,8 @@ from typing import Literal
 
 import pytest
 
-from rookworld.config import layered, leading, parse, resolved, short_hash
-from rookworld.errors import ConfigError
+from rookworld.runtime.config import layered, leading, parse, resolved, short_hash
+from rookworld.runtime.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

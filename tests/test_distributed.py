@@ -16,19 +16,19 @@ import torch
 from torch import Tensor, nn
 
 import child_process
-from rookworld import distributed
-from rookworld.checkpoint import fault_of, saved_checkpoints
-from rookworld.cli import main
-from rookworld.errors import ConfigError
-from rookworld.evaluate import Evaluation
-from rookworld.gathering import gather
+from rookworld.cli.main import main
+from rookworld.evaluation.evaluate import Evaluation
+from rookworld.model.checkpoint import fault_of, saved_checkpoints
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
-from rookworld.runs import read_lines
-from rookworld.step_metrics import Clock
-from rookworld.train import learn, train
-from rookworld.trainer_state import new_state
+from rookworld.rl.metrics import Clock
+from rookworld.rl.overlap import gather
+from rookworld.rl.state import new_state
+from rookworld.rl.trainer import learn, train
+from rookworld.runtime import distributed
+from rookworld.runtime.errors import ConfigError
+from rookworld.runtime.run_folder import read_lines
 from tiny_training import metrics_of, tiny_rows, tiny_settings, write_jsonl
 
 
@@ -284,7 +284,7 @@ def test_torchrun_goes_the_way_of_one(warm_folder: Path, alone: Path, tmp_path: 
 MORTAL = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from rookworld.cli import main
+from rookworld.cli.main import main
 
 def die_in_the_seventh_step():
     path = Path(sys.argv[sys.argv.index("--out") + 1]) / "metrics.jsonl"

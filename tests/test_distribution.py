@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rookworld.model.distribution import entropy_of, log_probs_under, truncated_logits
+from rookworld.model.sampling.token_choice import entropy_of, log_probs_under, truncated_logits
 
 PROBABILITIES = torch.tensor([0.1, 0.4, 0.2, 0.3])
 LOGITS = PROBABILITIES.log()

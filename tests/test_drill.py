@@ -12,23 +12,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from rookworld import distributed
-from rookworld import drill as module
-from rookworld.agreement import SIDES, agreed_shares, called
 from rookworld.data.sources import load_positions, load_rows
-from rookworld.drill import Drill, Drilled
-from rookworld.errors import DataError
-from rookworld.groups import Prompt
-from rookworld.grpo.agreement import raced
+from rookworld.grpo.list_targets import raced
 from rookworld.model.gpt2 import GPT2, GPT2Config
-from rookworld.passes import Learner
-from rookworld.settings import TrainSettings
+from rookworld.rl import self_distill as module
+from rookworld.rl.agreement import SIDES, agreed_shares, called
+from rookworld.rl.forward import Learner
+from rookworld.rl.self_distill import Drill, Drilled
+from rookworld.rl.settings import TrainSettings
+from rookworld.rl.state import new_learner, new_state
+from rookworld.rollout.types import Prompt
+from rookworld.runtime import distributed
+from rookworld.runtime.errors import DataError
 from rookworld.tasks.notation import flip_fen, mirror_fen
-from rookworld.tasks.outlook import END_OF_LIST
 from rookworld.tasks.policy import POLICY
-from rookworld.tasks.scoring import Workers
+from rookworld.tasks.prefix_value import END_OF_LIST
+from rookworld.tasks.scorer import Workers
 from rookworld.tasks.task import PolicyRow, legal_moves
-from rookworld.trainer_state import new_learner, new_state
 from tiny_training import tiny_rows, tiny_settings, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()

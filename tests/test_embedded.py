@@ -11,7 +11,7 @@ import pytest
 
 from rookworld.data.rows import MateRow, Row, row_text
 from rookworld.data.sources import load_rows
-from rookworld.sources import pick_tokenizer
+from rookworld.pretrain.sources import pick_tokenizer
 from rookworld.tasks.environment import ENVIRONMENT, KINDS, transition
 from rookworld.tasks.notation import position_key
 from rookworld.tasks.policy import POLICY

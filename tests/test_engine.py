@@ -17,7 +17,7 @@ import chess
 import pytest
 
 from fake_engine import install_fake
-from rookworld.errors import DataError, EngineError
+from rookworld.runtime.errors import DataError, EngineError
 from rookworld.tasks.engine import (
     Engine,
     EngineDead,

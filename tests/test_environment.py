@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rookworld.errors import DataError
+from rookworld.runtime.errors import DataError
 from rookworld.tasks.environment import ENVIRONMENT, KINDS, transition
 from rookworld.tasks.notation import MOVES, flip_fen, flip_move
 from rookworld.tasks.reward import FORMAT_ONLY, RewardRules, Shaping

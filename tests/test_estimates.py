@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from rookworld.estimates import (
+from rookworld.evaluation.statistics import (
     Estimate,
     bootstrap_interval,
     elo_difference,

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from rookworld.answers import Answer
 from rookworld.data.puzzles import Mate, Puzzle
-from rookworld.evaluate import (
+from rookworld.evaluation.evaluate import (
     HeldOut,
     evaluate,
     held_out_from,
@@ -21,6 +20,7 @@ from rookworld.evaluate import (
     spread,
     text_similarity,
 )
+from rookworld.evaluation.generator import Answer
 from rookworld.tasks.environment import ENVIRONMENT, KINDS, transition
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.task import PolicyRow, Style

@@ -13,18 +13,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rookworld import credit, distributed, evaluate, gathering, passes, trainer_state, update
-from rookworld.commands import judging
-from rookworld.commands.training import Recorder, held_out, read_rows, read_settings
-from rookworld.errors import ConfigError
-from rookworld.gathering import gather, may_look_ahead, scoring_workers
+from rookworld.cli import evaluate as judging
+from rookworld.cli.train import Recorder, held_out, read_rows, read_settings
+from rookworld.evaluation import evaluate
 from rookworld.model.weights import load_model
-from rookworld.passes import Learner
-from rookworld.runs import read_lines
-from rookworld.settings import TrainSettings
-from rookworld.step_metrics import Clock
-from rookworld.train import lr_at, train
-from rookworld.trainer_state import (
+from rookworld.rl import credit, forward, overlap, state, update
+from rookworld.rl.forward import Learner
+from rookworld.rl.metrics import Clock
+from rookworld.rl.overlap import gather, may_look_ahead, scoring_workers
+from rookworld.rl.settings import TrainSettings
+from rookworld.rl.state import (
     State,
     guard_settings,
     kl_settings,
@@ -33,6 +31,10 @@ from rookworld.trainer_state import (
     reward_rules,
     sampling,
 )
+from rookworld.rl.trainer import lr_at, train
+from rookworld.runtime import distributed
+from rookworld.runtime.errors import ConfigError
+from rookworld.runtime.run_folder import read_lines
 from tiny_training import (
     metrics_of,
     no_evaluation,
@@ -141,7 +143,7 @@ def watch_rules(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     owners: dict[Any, tuple[str, ...]] = {
         credit: ("AdvantageSettings", "gae", "field_advantages"),
-        passes: ("Draw", "token_stats", "micro_packs", "expected_worth"),
+        forward: ("Draw", "token_stats", "micro_packs", "expected_worth"),
         update: ("LossSettings",),
     }
     for owner, names in owners.items():
@@ -179,7 +181,7 @@ def first_step(flags: str, model: Path) -> tuple[State, TrainSettings]:
     settings = read_settings(args, "rookworld train")
     state = new_state(settings, tiny_rows(), torch.device("cpu"))
     collected = gather(state, settings, None, Clock(torch.device("cpu")))
-    micros = passes.prepare(collected.groups, state.learner, settings, state.tokenizer.eos)
+    micros = forward.prepare(collected.groups, state.learner, settings, state.tokenizer.eos)
     credit.set_advantages(micros, state.learner, settings, state.running, None, 0.1)
     totals = update.totals_of(micros, 8)
     assert totals is not None
@@ -355,7 +357,7 @@ def test_judge_flags_choose_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_loggers_that_are_not_installed_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("rookworld.commands.training.find_spec", lambda name: None)
+    monkeypatch.setattr("rookworld.cli.train.find_spec", lambda name: None)
     for flags, extra in ((f"--log-dir {tmp_path}", "tensorboard"), ("--wandb", "wandb")):
         recorder = Recorder(read_settings(flags.split(), "rookworld train"))
         with pytest.raises(ConfigError, match=extra), recorder:
@@ -387,12 +389,12 @@ def test_passes_are_recorded_only_where_that_is_possible_and_asked_for(
         ("", "cpu", False),
     ):
         learner = Learner(model, copy.deepcopy(model).requires_grad_(False))
-        monkeypatch.setattr(trainer_state, "new_learner", lambda *_, made=learner: made)
+        monkeypatch.setattr(state, "new_learner", lambda *_, made=learner: made)
         args = f"--model {tiny_folder} {SMALL} {flags}".split()
         new_state(read_settings(args, "rookworld train"), tiny_rows(), torch.device(device))
         assert (learner.graphs is not None, learner.ref_graphs is not None) == (records, records)
     learner = Learner(model, copy.deepcopy(model).to("meta"))
-    trainer_state.record_passes(learner)
+    state.record_passes(learner)
     assert learner.ref_graphs is None, "another device runs its passes as they are"
 
 
@@ -422,7 +424,7 @@ def test_content_counts_more_and_more_while_rewards_warm_up(
     monkeypatch: pytest.MonkeyPatch, tiny_folder: Path
 ) -> None:
     progress: list[float] = []
-    monkeypatch.setattr(gathering, "collect", lambda *args, **options: progress.append(args[4]))
+    monkeypatch.setattr(overlap, "collect", lambda *args, **options: progress.append(args[4]))
     args = f"--model {tiny_folder} {SMALL} --reward-warmup-steps 100".split()
     settings = read_settings(args, "rookworld train")
     state = new_state(settings, tiny_rows(), torch.device("cpu"))

@@ -18,10 +18,10 @@ import chess
 import pytest
 
 from legal_engine import install_legal
-from rookworld.data.chunks import ChunkFolder
 from rookworld.data.files import file_origin, iterate_parquet
-from rookworld.data.generate import Generated, GenerateSettings, generate, make_chunk
-from rookworld.data.mates import (
+from rookworld.data.generate.chunks import ChunkFolder
+from rookworld.data.generate.generator import Generated, GenerateSettings, generate, make_chunk
+from rookworld.data.generate.mates import (
     checking_moves,
     mate_records,
     mates_in_one,
@@ -29,11 +29,11 @@ from rookworld.data.mates import (
     may_check,
     varied_mate,
 )
-from rookworld.data.moves import SHARES
-from rookworld.data.playouts import WALKS, walk
+from rookworld.data.generate.moves import SHARES
+from rookworld.data.generate.playouts import WALKS, walk
+from rookworld.data.generate.transitions import Proportions, quotas, transition_records
 from rookworld.data.sources import load_rows, write_rows
-from rookworld.data.transitions import Proportions, quotas, transition_records
-from rookworld.errors import ConfigError, DataError, EngineError
+from rookworld.runtime.errors import ConfigError, DataError, EngineError
 from rookworld.tasks.engine import find_engine
 from rookworld.tasks.environment import KINDS, transition
 from rookworld.tasks.notation import position_key
@@ -46,7 +46,7 @@ EASY = Proportions(**{**NONE, "quiet": 2.0, "first": 1.0, "capture": 1.0, "illeg
 
 SCRIPT = """
 from pathlib import Path
-from rookworld.data.generate import GenerateSettings, Proportions, generate
+from rookworld.data.generate.generator import GenerateSettings, Proportions, generate
 
 if __name__ == "__main__":
     generate({settings!r}, lambda done, rows: None)

@@ -13,11 +13,11 @@ import chess
 import pytest
 
 from legal_engine import install_legal
-from rookworld.data.chunks import ChunkFolder
 from rookworld.data.files import file_origin, iterate_parquet, write_records
-from rookworld.data.generate import GenerateSettings, chunk_origin, generate, make_chunk
-from rookworld.data.mates import mate_records, mates_in_one
-from rookworld.data.moves import (
+from rookworld.data.generate.chunks import ChunkFolder
+from rookworld.data.generate.generator import GenerateSettings, chunk_origin, generate, make_chunk
+from rookworld.data.generate.mates import mate_records, mates_in_one
+from rookworld.data.generate.moves import (
     FEW_MEN,
     SHARES,
     blocked_moves,
@@ -27,9 +27,9 @@ from rookworld.data.moves import (
     special_moves,
     tense_moves,
 )
-from rookworld.data.playouts import ENDING, HUNT, WALKS, walk
-from rookworld.data.positions import kept_positions
-from rookworld.errors import ConfigError, DataError
+from rookworld.data.generate.playouts import ENDING, HUNT, WALKS, walk
+from rookworld.data.generate.positions import kept_positions
+from rookworld.runtime.errors import ConfigError, DataError
 from rookworld.tasks.environment import KINDS, transition
 from rookworld.tasks.notation import position_key
 

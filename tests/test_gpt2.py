@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rookworld.model.branched import branched
+from rookworld.model.attention import branched
 from rookworld.model.gpt2 import GPT2, Attend, GPT2Config, abreast, causal, fanned, put
 from rookworld.model.weights import load_model
 

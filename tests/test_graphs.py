@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rookworld.model import graphs
 from rookworld.model.gpt2 import GPT2, GPT2Config, causal
-from rookworld.model.graphs import PassGraph, PassGraphs, Run, twin_of
-from rookworld.trainer_state import hold_still
+from rookworld.model.kernels import cuda_graphs
+from rookworld.model.kernels.cuda_graphs import PassGraph, PassGraphs, Run, twin_of
+from rookworld.rl.state import hold_still
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -51,7 +51,7 @@ class Rerun(PassGraph):
 def recorded(monkeypatch: pytest.MonkeyPatch) -> type[Rerun]:
     Rerun.made = 0
     if DEVICE == "cpu":
-        monkeypatch.setattr(graphs, "PassGraph", Rerun)
+        monkeypatch.setattr(cuda_graphs, "PassGraph", Rerun)
         monkeypatch.setattr(torch.cuda, "device", lambda _: torch.inference_mode(False))
     return Rerun
 
@@ -117,7 +117,7 @@ def test_a_replay_is_the_pass_and_its_gradient(trained: str, again: bool) -> Non
 def test_only_sizes_that_return_are_recorded(
     recorded: type[Rerun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graphs, "GRAPHS_KEPT", 2)
+    monkeypatch.setattr(cuda_graphs, "GRAPHS_KEPT", 2)
     model = small_model().requires_grad_(False)
     passes = PassGraphs(model, pool_of())
     wanted = torch.tensor([1, 3], device=DEVICE)
@@ -131,13 +131,13 @@ def test_only_sizes_that_return_are_recorded(
     assert [ask(6) for _ in range(4)] == [1, 1, 2, 2]
     assert [ask(7) for _ in range(4)] == [2, 2, 2, 2], "no more than are kept"
     before = set(passes.kept)
-    monkeypatch.setattr(graphs, "FORGOTTEN", 4)
+    monkeypatch.setattr(cuda_graphs, "FORGOTTEN", 4)
     assert [ask(7), len(before & set(passes.kept))] == [2, 1], "the one not asked for makes way"
 
 
 def test_a_size_that_returns_seldom_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recording it would cost more than its replays save."""
-    monkeypatch.setattr(graphs, "SOON", 3)
+    monkeypatch.setattr(cuda_graphs, "SOON", 3)
     model = small_model().requires_grad_(False)
     passes = PassGraphs(model, pool_of())
     for number in range(24):
@@ -152,7 +152,7 @@ def test_a_size_that_returns_seldom_is_not_recorded(monkeypatch: pytest.MonkeyPa
 
 def test_large_passes_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     passes = PassGraphs(small_model(), pool_of())
-    monkeypatch.setattr(graphs, "memory_of", lambda device: 5 * 50 * 100 * 32 * 3)
+    monkeypatch.setattr(cuda_graphs, "memory_of", lambda device: 5 * 50 * 100 * 32 * 3)
     assert passes.suit(100)
     assert not passes.suit(101)
 

@@ -8,9 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from rookworld.errors import ConfigError
-from rookworld.grpo.guard import Guard, GuardSettings
-from rookworld.grpo.rulings import (
+from rookworld.grpo.decisions import (
     DIAGNOSES,
     Continue,
     Decision,
@@ -22,6 +20,8 @@ from rookworld.grpo.rulings import (
     StepHealth,
     Stop,
 )
+from rookworld.grpo.guard import Guard, GuardSettings
+from rookworld.runtime.errors import ConfigError
 
 WELL = StepHealth(step=0, loss=0.1, grad_norm=1.0, kl=0.05, entropy=0.8, reward_mean=0.5)
 NAN, INF = math.nan, math.inf

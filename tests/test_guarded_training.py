@@ -15,17 +15,17 @@ import torch
 
 import child_process
 from fake_engine import install_fake
-from rookworld import checkpoint
-from rookworld.checkpoint import fault_of, saved_checkpoints
-from rookworld.errors import Diverged, EngineError, RookworldError
-from rookworld.evaluate import Evaluation
+from rookworld.evaluation.evaluate import Evaluation
+from rookworld.model import checkpoint
+from rookworld.model.checkpoint import fault_of, saved_checkpoints
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
-from rookworld.runs import read_lines
+from rookworld.rl.trainer import Hooks, train
+from rookworld.runtime.errors import Diverged, EngineError, RookworldError
+from rookworld.runtime.run_folder import read_lines
 from rookworld.tasks.judge import LabelsJudge
 from rookworld.tasks.task import PolicyRow
-from rookworld.train import Hooks, train
 from tiny_training import (
     evaluation,
     judge_by,

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from rookworld import interruption
-from rookworld.interruption import interruptible
+from rookworld.runtime import interruption
+from rookworld.runtime.interruption import interruptible
 
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])

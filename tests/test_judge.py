@@ -14,7 +14,7 @@ import chess
 import pytest
 
 from fake_engine import install_fake
-from rookworld.errors import DataError, EngineError
+from rookworld.runtime.errors import DataError, EngineError
 from rookworld.tasks.engine import Line, Query, find_engine
 from rookworld.tasks.engine_cache import EngineCache, default_cache_path
 from rookworld.tasks.judge import LabelsJudge, StockfishJudge

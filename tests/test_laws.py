@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from rookworld.cli import main
+from rookworld.cli.main import main
 from rookworld.data.rows import task_name
-from rookworld.laws import (
+from rookworld.model.tokenizer import Tokenizer
+from rookworld.model.weights import load_model, save_model
+from rookworld.rl.checks import (
     Law,
     fixed_batch,
     gold_scores_one,
@@ -24,10 +26,8 @@ from rookworld.laws import (
     sampler_is_trainer,
     slope,
 )
-from rookworld.model.tokenizer import Tokenizer
-from rookworld.model.weights import load_model, save_model
-from rookworld.runs import Run
-from rookworld.settings import TrainSettings
+from rookworld.rl.settings import TrainSettings
+from rookworld.runtime.run_folder import Run
 from rookworld.tasks.reward import RewardRules
 from rookworld.tasks.task import PolicyRow
 from tiny_training import tiny_rows, tiny_settings, write_jsonl
@@ -222,7 +222,7 @@ def out_of_overfit(args: list[str], monkeypatch: pytest.MonkeyPatch) -> Path:
         asked.append(settings)
         return []
 
-    monkeypatch.setattr("rookworld.laws.overfit", not_run)
+    monkeypatch.setattr("rookworld.rl.checks.overfit", not_run)
     assert main(["overfit", *args]) == 0
     return asked[0].out
 
@@ -277,7 +277,7 @@ def test_environment_rows_alone_can_be_learnt(
         for step in range(1, settings.steps + 1):
             Run(settings.out).append("metrics.jsonl", {"step": step, "reward/mean": 0.1 * step})
 
-    monkeypatch.setattr("rookworld.laws.train", noted)
+    monkeypatch.setattr("rookworld.rl.checks.train", noted)
     settings = tiny_settings(warm_folder, tmp_path / "run", mix_env_ratio=1.0)
     assert learns_one_batch(settings, tiny_rows(0, 4), steps=3).holds
     mixed = replace(settings, mix_env_ratio=0.5, out=tmp_path / "mixed")
@@ -294,6 +294,6 @@ def test_a_batch_that_is_known_already_may_waver(
             line = {"step": step, "reward/mean": rewards[step > 0]}
             Run(settings.out).append("metrics.jsonl", line)
 
-    monkeypatch.setattr("rookworld.laws.train", noted)
+    monkeypatch.setattr("rookworld.rl.checks.train", noted)
     settings = TrainSettings(out=tmp_path / "run", mix_env_ratio=1.0)
     assert learns_one_batch(settings, tiny_rows(0, 4), steps=3).holds is holds

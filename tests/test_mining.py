@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 import torch
 
-from rookworld import packing
-from rookworld.cli import main
+from rookworld.cli.main import main
 from rookworld.data.sources import load_rows
-from rookworld.errors import DataError
-from rookworld.mining import environment_rows, hardest, worst_losses
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import resolve_folder
-from rookworld.packing import Packed, load_packed, save_packed
+from rookworld.pretrain import dataset
+from rookworld.pretrain.dataset import Packed, load_packed, save_packed
+from rookworld.pretrain.hard_rows import environment_rows, hardest, worst_losses
+from rookworld.runtime.errors import DataError
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
 
 
 @pytest.fixture(scope="module")
 def packed() -> Packed:
     rows = [row for row in load_rows("embedded:train") if isinstance(row, EnvironmentRow)][:9]
-    return packing.pack_environment(rows, Tokenizer.load(resolve_folder("nano")))
+    return dataset.pack_environment(rows, Tokenizer.load(resolve_folder("nano")))
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +64,9 @@ def test_rows_the_model_cannot_read_are_refused(untrained: GPT2, packed: Packed)
 
 def test_analyses_are_passed_over(packed: Packed) -> None:
     rows = [row for row in load_rows("embedded:train") if isinstance(row, PolicyRow)][:3]
-    analyses = packing.pack_policy(rows, Tokenizer.load(resolve_folder("nano")))
+    analyses = dataset.pack_policy(rows, Tokenizer.load(resolve_folder("nano")))
     assert len(environment_rows(analyses)) == 0
-    assert len(environment_rows(packing.join([analyses, packed]))) == len(packed)
+    assert len(environment_rows(dataset.join([analyses, packed]))) == len(packed)
 
 
 def test_the_command_writes_what_pretraining_reads(

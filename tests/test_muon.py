@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from rookworld.model.gpt2 import GPT2, GPT2Config
-from rookworld.model.muon import StackedMuon, as_muon_sees
+from rookworld.model.optim import StackedMuon, as_muon_sees
 
 SHAPES = [(8, 8), (8, 8), (32, 8), (8, 32), (8, 8)]
 

@@ -12,16 +12,16 @@ import chess
 import pytest
 import torch
 
-from rookworld.answers import load_answerer
-from rookworld.cli import main
-from rookworld.data.playouts import recent
+from rookworld.cli.main import main
+from rookworld.data.generate.playouts import recent
 from rookworld.data.sources import load_rows
-from rookworld.evaluate import environment_scores, policy_scores
-from rookworld.model.sampling import Sampling, sample
+from rookworld.evaluation.evaluate import environment_scores, policy_scores
+from rookworld.evaluation.generator import load_answerer
+from rookworld.model.sampling.sampler import Sampling, sample
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder
-from rookworld.presets import TRAIN_PRESETS
-from rookworld.rollout import prompt_text
+from rookworld.rl.presets import TRAIN_PRESETS
+from rookworld.rollout.collector import prompt_text
 from rookworld.tasks.environment import transition
 from rookworld.tasks.reward import RewardRules
 from rookworld.tasks.task import EnvironmentRow, PolicyRow

@@ -12,19 +12,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rookworld import passes
-from rookworld.model import onednn
 from rookworld.model.gpt2 import GPT2, GPT2Config
-from rookworld.packs import Pack, packed
-from rookworld.passes import Learner, reference_pass
-from rookworld.settings import TrainSettings
+from rookworld.model.kernels import cpu_products
+from rookworld.rl import forward
+from rookworld.rl.batch import Pack, packed
+from rookworld.rl.forward import Learner, reference_pass
+from rookworld.rl.settings import TrainSettings
 
 CPU = torch.device("cpu")
 here = pytest.mark.skipif(
-    not onednn.multiplies(CPU, torch.float32), reason="needs oneDNN's products"
+    not cpu_products.multiplies(CPU, torch.float32), reason="needs oneDNN's products"
 )
 in_bf16 = pytest.mark.skipif(
-    not onednn.multiplies(CPU, torch.bfloat16), reason="needs bf16 products"
+    not cpu_products.multiplies(CPU, torch.bfloat16), reason="needs bf16 products"
 )
 
 
@@ -37,26 +37,26 @@ def test_a_product_is_torchs(rows: int, gelu: bool) -> None:
     expected = F.linear(x, weight, bias)
     expected = F.gelu(expected, approximate="tanh") if gelu else expected
     transposed = weight.t().contiguous().t()
-    for way in (onednn.pack(weight), weight, transposed):
-        torch.testing.assert_close(onednn.linear(x, way, bias, gelu), expected)
+    for way in (cpu_products.pack(weight), weight, transposed):
+        torch.testing.assert_close(cpu_products.linear(x, way, bias, gelu), expected)
 
 
 GROWS = """
 import random, torch
-from rookworld.model import onednn
+from rookworld.model.kernels import cpu_products
 
 def held():
     with open("/proc/self/status") as told:
         return next(int(line.split()[1]) for line in told if line.startswith("VmRSS")) / 1024
 
-x, weight = torch.randn(1200, 64), onednn.pack(torch.randn(64, 64))
+x, weight = torch.randn(1200, 64), cpu_products.pack(torch.randn(64, 64))
 sizes = list(range(1, 1200))
 random.Random(0).shuffle(sizes)
 for size in sizes[:400]:
-    onednn.linear(x[:size], weight, None)
+    cpu_products.linear(x[:size], weight, None)
 before = held()
 for size in sizes[400:]:
-    onednn.linear(x[:size], weight, None)
+    cpu_products.linear(x[:size], weight, None)
 print(held() - before)
 """
 
@@ -64,7 +64,7 @@ print(held() - before)
 @here
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_programs_for_ever_new_sizes_do_not_pile_up() -> None:
-    set_here = set(onednn.CAPACITIES)
+    set_here = set(cpu_products.CAPACITIES)
     environment = {name: value for name, value in os.environ.items() if name not in set_here}
     told = subprocess.run(
         [sys.executable, "-c", GROWS], env=environment, capture_output=True, text=True, check=True
@@ -105,7 +105,7 @@ def settings_in(dtype: str) -> TrainSettings:
 def unpacked(line: Pack, learner: Learner, dtype: str) -> Tensor:
     """What the module itself says."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passes.Learner, "packed_reference", lambda *_: None)
+        patch.setattr(forward.Learner, "packed_reference", lambda *_: None)
         return reference_pass(line, learner, settings_in(dtype))
 
 
@@ -141,6 +141,6 @@ def test_a_reference_that_has_moved_is_packed_anew(learner: Learner, line: Pack)
 def test_a_reference_that_is_the_policy_makes_its_pass(learner: Learner, line: Pack) -> None:
     same = Learner(learner.model, copy.deepcopy(learner.model).requires_grad_(False))
     with torch.no_grad():
-        expected = passes.states(line, same.model)
+        expected = forward.states(line, same.model)
     assert torch.equal(reference_pass(line, same, settings_in("float32")), expected)
     assert same.packed is None

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from rookworld.groups import Answers, Prompt
 from rookworld.grpo.advantages import AdvantageSettings, field_advantages, next_worths
 from rookworld.model.tokenizer import Tokenizer
-from rookworld.promises import alternatives, begun_stages
+from rookworld.rollout.token_values import alternatives, begun_stages
+from rookworld.rollout.types import Answers, Prompt
 from rookworld.tasks.environment import ENVIRONMENT, transition
-from rookworld.tasks.outlook import USUAL_ACCURACY, USUAL_HITS, choices, outlooks
 from rookworld.tasks.policy import POLICY
+from rookworld.tasks.prefix_value import USUAL_ACCURACY, USUAL_HITS, choices, outlooks
 from rookworld.tasks.reward import RewardRules, Shaping
 from rookworld.tasks.task import Analysis, EnvironmentRow, PolicyRow, legal_moves
 

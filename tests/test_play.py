@@ -11,10 +11,8 @@ import chess.pgn
 import pytest
 
 from fake_engine import install_fake
-from rookworld.answers import Answer
 from rookworld.data.openings import BOOK, openings
-from rookworld.errors import EngineError
-from rookworld.play import (
+from rookworld.evaluation.games import (
     EnginePlayer,
     ModelPlayer,
     match,
@@ -24,10 +22,12 @@ from rookworld.play import (
     selfplay,
     write_pgn,
 )
+from rookworld.evaluation.generator import Answer
+from rookworld.evaluation.world_model import walk_worlds, world_estimates
+from rookworld.runtime.errors import EngineError
 from rookworld.tasks.engine import find_engine
 from rookworld.tasks.environment import ENVIRONMENT, transition
 from rookworld.tasks.task import Style
-from rookworld.worlds import walk_worlds, world_estimates
 
 FOOLS_MATE = ["f2f3", "e7e5", "g2g4", "d8h4"]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from rookworld.cards import model_card
-from rookworld.cli import main
+from rookworld.cli.main import main
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
-from rookworld.runs import Run, write_json
+from rookworld.report.model_card import model_card
+from rookworld.runtime.run_folder import Run, write_json
 
 
 def test_export_writes_the_same_model_and_a_card(

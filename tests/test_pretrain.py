@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 import torch
 
-from rookworld import batches, packing, pretrain
-from rookworld.checkpoint import newest_checkpoint, save_checkpoint
-from rookworld.cli import main
+from rookworld.cli.main import main
 from rookworld.data.sources import load_rows
-from rookworld.errors import ConfigError, Diverged
-from rookworld.interruption import Interrupted
+from rookworld.model.checkpoint import newest_checkpoint, save_checkpoint
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
-from rookworld.packing import Packed
-from rookworld.presets import PRETRAIN_PRESETS
-from rookworld.pretrain_settings import PretrainSettings
-from rookworld.runs import read_json, read_lines
-from rookworld.sources import load_sources, pick_tokenizer, split_share
+from rookworld.pretrain import batches, dataset, trainer
+from rookworld.pretrain.dataset import Packed
+from rookworld.pretrain.settings import PretrainSettings
+from rookworld.pretrain.sources import load_sources, pick_tokenizer, split_share
+from rookworld.rl.presets import PRETRAIN_PRESETS
+from rookworld.runtime.errors import ConfigError, Diverged
+from rookworld.runtime.interruption import Interrupted
+from rookworld.runtime.run_folder import read_json, read_lines
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
 
 TINY = PretrainSettings(
@@ -45,8 +45,8 @@ def sources(tokenizer: Tokenizer) -> list[tuple[Packed, float]]:
     policy = [row for row in rows if isinstance(row, PolicyRow)][:40]
     environment = [row for row in rows if isinstance(row, EnvironmentRow)][:20]
     return [
-        (packing.pack_policy(policy, tokenizer), 3.0),
-        (packing.pack_environment(environment, tokenizer), 1.0),
+        (dataset.pack_policy(policy, tokenizer), 3.0),
+        (dataset.pack_environment(environment, tokenizer), 1.0),
     ]
 
 
@@ -58,7 +58,7 @@ def test_the_loss_falls_and_the_run_folder_is_readable(
     tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[Packed, float]]
 ) -> None:
     settings = replace(TINY, steps=30, out=tmp_path, save_every=30)
-    final = pretrain.pretrain(settings, sources, tokenizer)
+    final = trainer.pretrain(settings, sources, tokenizer)
     losses = [line["loss/total"] for line in read_lines(tmp_path / "metrics.jsonl")]
     assert len(losses) == 30
     assert losses[-1] < losses[0] - 0.5
@@ -70,7 +70,7 @@ def test_the_loss_falls_and_the_run_folder_is_readable(
 def test_a_resumed_run_is_bit_exact(
     tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[Packed, float]], stop: int
 ) -> None:
-    whole = pretrain.pretrain(replace(TINY, out=tmp_path / "whole"), sources, tokenizer)
+    whole = trainer.pretrain(replace(TINY, out=tmp_path / "whole"), sources, tokenizer)
 
     class Killed(Exception):
         pass
@@ -81,8 +81,8 @@ def test_a_resumed_run_is_bit_exact(
 
     settings = replace(TINY, out=tmp_path / "cut")
     with pytest.raises(Killed):
-        pretrain.pretrain(settings, sources, tokenizer, on_step=kill)
-    resumed = pretrain.pretrain(replace(settings, resume=True), sources, tokenizer)
+        trainer.pretrain(settings, sources, tokenizer, on_step=kill)
+    resumed = trainer.pretrain(replace(settings, resume=True), sources, tokenizer)
     for name, tensor in weights(whole).items():
         assert torch.equal(tensor, weights(resumed)[name]), name
     steps = [line["step"] for line in read_lines(tmp_path / "cut" / "metrics.jsonl")]
@@ -102,11 +102,11 @@ def test_a_signal_saves_the_step_and_the_run_goes_on(
 
     settings = replace(TINY, out=tmp_path / "cut", save_every=6, resume=True)
     with pytest.raises(Interrupted, match="stopped after step 3; --resume goes on"):
-        pretrain.pretrain(settings, sources, tokenizer, on_step=interrupt)
+        trainer.pretrain(settings, sources, tokenizer, on_step=interrupt)
     newest = newest_checkpoint(tmp_path / "cut", pytest.fail)
     assert newest is not None and newest.name == "step-000003"
-    resumed = pretrain.pretrain(settings, sources, tokenizer)
-    whole = pretrain.pretrain(replace(TINY, out=tmp_path / "whole"), sources, tokenizer)
+    resumed = trainer.pretrain(settings, sources, tokenizer)
+    whole = trainer.pretrain(replace(TINY, out=tmp_path / "whole"), sources, tokenizer)
     for name, tensor in weights(whole).items():
         assert torch.equal(tensor, weights(resumed)[name]), name
 
@@ -117,7 +117,7 @@ def test_the_command_exits_130_when_interrupted(
     def stopped(*args: object, **options: object) -> None:
         raise Interrupted("stopped after step 3; --resume goes on from there")
 
-    monkeypatch.setattr(pretrain, "pretrain", stopped)
+    monkeypatch.setattr(trainer, "pretrain", stopped)
     args = ["pretrain", "--data", "embedded:validation", "--eval-rows", "1", "--out", str(tmp_path)]
     assert main(args) == 130
     assert "stopped after step 3" in capfd.readouterr().err
@@ -127,44 +127,44 @@ def test_resuming_as_another_kind_of_run_is_one_line(
     tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[Packed, float]]
 ) -> None:
     settings = replace(TINY, steps=1, out=tmp_path, resume=True)
-    pretrain.pretrain(settings, sources, tokenizer)
+    trainer.pretrain(settings, sources, tokenizer)
     with pytest.raises(ConfigError, match="n_embd is 32, not 40; resume with the run's own"):
-        pretrain.pretrain(replace(settings, n_embd=40), sources, tokenizer)
+        trainer.pretrain(replace(settings, n_embd=40), sources, tokenizer)
     with pytest.raises(ConfigError, match="--optimizer"):
-        pretrain.pretrain(replace(settings, optimizer="adamw"), sources, tokenizer)
+        trainer.pretrain(replace(settings, optimizer="adamw"), sources, tokenizer)
     saved, state = load_model(tmp_path / "final"), {"step": 2, "guard": {}}
     save_checkpoint(tmp_path / "checkpoints" / "step-000002", saved, tokenizer, {}, state)
     with pytest.raises(ConfigError, match="saved by train --backend native, not by pretrain"):
-        pretrain.pretrain(settings, sources, tokenizer)
+        trainer.pretrain(settings, sources, tokenizer)
 
 
 def test_a_model_to_start_from_brings_its_shape_and_tokenizer(
     tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[Packed, float]]
 ) -> None:
-    model = str(pretrain.pretrain(replace(TINY, steps=1, out=tmp_path / "a"), sources, tokenizer))
+    model = str(trainer.pretrain(replace(TINY, steps=1, out=tmp_path / "a"), sources, tokenizer))
     default = PretrainSettings()
-    shape = {name: getattr(default, name) for name in pretrain.SHAPE}
+    shape = {name: getattr(default, name) for name in trainer.SHAPE}
     settings = replace(TINY, steps=1, out=tmp_path / "b", model=model, **shape)
-    pretrain.pretrain(settings, sources, tokenizer)
+    trainer.pretrain(settings, sources, tokenizer)
     told = read_json(tmp_path / "b" / "config.json")
     assert (told["n_layer"], told["n_embd"], told["tokenizer"]) == (2, 32, model)
     with pytest.raises(ConfigError, match=r"--n-layer 3: --model .* has 2; leave it out"):
-        pretrain.pretrain(replace(settings, n_layer=3), sources, tokenizer)
+        trainer.pretrain(replace(settings, n_layer=3), sources, tokenizer)
     for other in (replace(settings, tokenizer="gpt2"), replace(settings, registers=4)):
         with pytest.raises(ConfigError, match="has its own tokenizer; leave it out"):
-            pretrain.pretrain(other, sources, tokenizer)
+            trainer.pretrain(other, sources, tokenizer)
 
 
 def test_a_run_made_longer_is_not_done(
     tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[Packed, float]]
 ) -> None:
     settings = replace(TINY, steps=1, out=tmp_path, resume=True)
-    pretrain.pretrain(settings, sources, tokenizer)
+    trainer.pretrain(settings, sources, tokenizer)
 
     def look(step: int, metrics: dict[str, float]) -> None:
         assert not (tmp_path / "DONE").exists()
 
-    pretrain.pretrain(replace(settings, steps=2), sources, tokenizer, on_step=look)
+    trainer.pretrain(replace(settings, steps=2), sources, tokenizer, on_step=look)
     assert (tmp_path / "DONE").exists()
 
 
@@ -172,8 +172,8 @@ def test_a_resumed_run_tells_the_settings_it_goes_on_with(
     tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[Packed, float]]
 ) -> None:
     settings = replace(TINY, steps=1, out=tmp_path, resume=True)
-    pretrain.pretrain(settings, sources, tokenizer)
-    pretrain.pretrain(replace(settings, steps=2, lr=1e-4), sources, tokenizer)
+    trainer.pretrain(settings, sources, tokenizer)
+    trainer.pretrain(replace(settings, steps=2, lr=1e-4), sources, tokenizer)
     told = read_json(tmp_path / "config.json")
     assert (told["steps"], told["lr"]) == (2, 1e-4)
 
@@ -182,7 +182,7 @@ def test_a_gradient_is_the_same_however_a_step_is_cut(
     tokenizer: Tokenizer, sources: list[tuple[Packed, float]]
 ) -> None:
     device = torch.device("cpu")
-    state = pretrain.new_state(TINY, tokenizer, device)
+    state = trainer.new_state(TINY, tokenizer, device)
     found = []
     for budget in (200, 100_000):
         settings = replace(TINY, micro_tokens=budget)
@@ -192,8 +192,8 @@ def test_a_gradient_is_the_same_however_a_step_is_cut(
             batches.step_batches(state.step, tokenizer, placed, symmetries, settings, device)
         )
         for micro in passes:
-            loss, _ = pretrain.micro_loss(
-                state.model, micro, pretrain.field_weights(settings, device)
+            loss, _ = trainer.micro_loss(
+                state.model, micro, trainer.field_weights(settings, device)
             )
             loss.backward()  # type: ignore[no-untyped-call]
         found.append(
@@ -229,26 +229,26 @@ def test_passes_of_a_run_have_few_shapes() -> None:
 def test_prompts_are_no_targets(tokenizer: Tokenizer, sources: list[tuple[Packed, float]]) -> None:
     """Changing a prompt's tokens as targets must not change the loss: their weight is zero."""
     packed = sources[0][0]
-    table = pretrain.field_weights(TINY, torch.device("cpu"))
-    assert float(table[packing.PROMPT]) == 0
+    table = trainer.field_weights(TINY, torch.device("cpu"))
+    assert float(table[dataset.PROMPT]) == 0
     for row in range(len(packed)):
-        assert (packed.fields[row, : packed.prompts[row]] == packing.PROMPT).all()
+        assert (packed.fields[row, : packed.prompts[row]] == dataset.PROMPT).all()
 
 
 def test_naming_a_listed_move_again_costs_its_probability() -> None:
-    first, other, mark = packing.FIRST_MOVE, packing.OTHER_MOVE, packing.MARKER
+    first, other, mark = dataset.FIRST_MOVE, dataset.OTHER_MOVE, dataset.MARKER
     targets = torch.tensor([[3, 1, 2, 0, 0, 0, 0], [4, 3, 2, 1, 0, 0, 0]])
     fields = torch.tensor([[first, other, mark, 0, 0, 0, 0], [0, first, other, other, mark, 0, 0]])
     p = torch.full((2, 7, 6), 0.1)
     p[0, 1, 3], p[1, 2, 3], p[1, 3, 3], p[1, 3, 2] = 0.5, 0.25, 0.2, 0.3
-    found = pretrain.repetition(p.log(), targets, fields, torch.tensor([0, 1]))
+    found = trainer.repetition(p.log(), targets, fields, torch.tensor([0, 1]))
     wanted = -math.log(0.5) - math.log(0.75) - math.log(0.5)
     assert float(found) == pytest.approx(wanted, rel=1e-5)
 
 
 def test_the_rate_rises_then_falls_to_its_share() -> None:
     settings = replace(TINY, steps=100, lr_warmup_steps=10, lr_final=0.1)
-    factors = [pretrain.rate_factor(step, settings) for step in range(100)]
+    factors = [trainer.rate_factor(step, settings) for step in range(100)]
     assert factors[0] == pytest.approx(0.1)
     assert factors[10] == pytest.approx(1.0)
     assert factors[-1] == pytest.approx(0.1, abs=0.001)
@@ -256,7 +256,7 @@ def test_the_rate_rises_then_falls_to_its_share() -> None:
 
 
 def test_muon_has_the_matrices_of_blocks_and_adam_the_rest(tokenizer: Tokenizer) -> None:
-    state = pretrain.new_state(TINY, tokenizer, torch.device("cpu"))
+    state = trainer.new_state(TINY, tokenizer, torch.device("cpu"))
     adam, muon = (
         {weight for group in optimizer.param_groups for weight in group["params"]}
         for optimizer in state.optimizers
@@ -267,20 +267,20 @@ def test_muon_has_the_matrices_of_blocks_and_adam_the_rest(tokenizer: Tokenizer)
 
 def test_a_loss_that_is_not_a_number_stops_with_a_reason() -> None:
     with pytest.raises(Diverged, match="lower --lr"):
-        pretrain.check_finite({"loss/total": math.nan, "guard/skipped": 0.0, "lr": 1.0})
+        trainer.check_finite({"loss/total": math.nan, "guard/skipped": 0.0, "lr": 1.0})
 
 
 def test_gradients_that_are_not_finite_do_not_move_weights() -> None:
     weight = torch.nn.Parameter(torch.ones(3))
     weight.grad = torch.tensor([1.0, math.nan, 2.0])
-    pretrain.scale_gradients([weight], torch.tensor(2.0), clip_norm=1.0)
+    trainer.scale_gradients([weight], torch.tensor(2.0), clip_norm=1.0)
     assert weight.grad.tolist() == [0.0, 0.0, 0.0]
 
 
 def test_a_corrupt_checkpoint_is_passed_over(
     tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[Packed, float]]
 ) -> None:
-    pretrain.pretrain(replace(TINY, out=tmp_path, save_every=3), sources, tokenizer)
+    trainer.pretrain(replace(TINY, out=tmp_path, save_every=3), sources, tokenizer)
     newest = tmp_path / "checkpoints" / "step-000006" / "model.safetensors"
     newest.write_bytes(newest.read_bytes()[:-10])
     said: list[str] = []
@@ -307,13 +307,13 @@ def test_what_does_not_fit_is_refused(
     tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[Packed, float]]
 ) -> None:
     with pytest.raises(ConfigError, match="does not fit --n-positions 100"):
-        pretrain.pretrain(replace(TINY, n_positions=100, out=tmp_path), sources, tokenizer)
+        trainer.pretrain(replace(TINY, n_positions=100, out=tmp_path), sources, tokenizer)
     with pytest.raises(ConfigError, match="too small"):
-        pretrain.pretrain(replace(TINY, batch_size=1, out=tmp_path), sources, tokenizer)
+        trainer.pretrain(replace(TINY, batch_size=1, out=tmp_path), sources, tokenizer)
     bytes_only = copy(tokenizer)
     bytes_only.style = "padded"
     plain = replace(TINY, flip=False, mirror=False, out=tmp_path)
     with pytest.raises(ConfigError, match="--flip"):
-        pretrain.pretrain(replace(plain, flip=True), sources, bytes_only)
+        trainer.pretrain(replace(plain, flip=True), sources, bytes_only)
     with pytest.raises(ConfigError, match="--repeat-weight 0"):
-        pretrain.pretrain(replace(plain, repeat_weight=1.0), sources, bytes_only)
+        trainer.pretrain(replace(plain, repeat_weight=1.0), sources, bytes_only)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rookworld.data.puzzles import Mate, Puzzle, read_mates, read_puzzles
-from rookworld.errors import DataError
+from rookworld.runtime.errors import DataError
 
 SCHOLAR = "1. e4 e5 2. Bc4 Nc6 3. Qh5 Nf6 4."
 SCHOLAR_FEN = "r1bqkb1r/pppp1ppp/2n2n2/4p2Q/2B1P3/8/PPPP1PPP/RNB1K1NR w KQkq - 4 4"

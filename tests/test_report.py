@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from made_runs import ANALYSIS, JUNK, made_run, step_metrics
-from rookworld import gallery
-from rookworld.errors import RookworldError
-from rookworld.records import read_run
-from rookworld.report import ReportSettings, page, serving, write_report
-from rookworld.report_data import PANELS, page_data, thin
-from rookworld.runs import write_json
+from rookworld.report import gallery
+from rookworld.report.page import ReportSettings, page, serving, write_report
+from rookworld.report.page_data import PANELS, page_data, thin
+from rookworld.report.run_reader import read_run
+from rookworld.runtime.errors import RookworldError
+from rookworld.runtime.run_folder import write_json
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 SCREENSHOTS = Path(__file__).parent.parent / "test-output"

@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 
 import child_process
-from rookworld.checkpoint import save_checkpoint, saved_checkpoints
-from rookworld.cli import main
-from rookworld.errors import ConfigError, RookworldError
-from rookworld.evaluate import Evaluation, load_found, save_found
-from rookworld.interruption import Interrupted
+from rookworld.cli.main import main
+from rookworld.evaluation.evaluate import Evaluation, load_found, save_found
+from rookworld.model.checkpoint import save_checkpoint, saved_checkpoints
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
-from rookworld.runs import read_json, read_lines
-from rookworld.settings import TrainSettings
-from rookworld.step_metrics import Metrics
-from rookworld.train import Hooks, train
+from rookworld.rl.metrics import Metrics
+from rookworld.rl.settings import TrainSettings
+from rookworld.rl.trainer import Hooks, train
+from rookworld.runtime.errors import ConfigError, RookworldError
+from rookworld.runtime.interruption import Interrupted
+from rookworld.runtime.run_folder import read_json, read_lines
 from tiny_training import (
     metrics_of,
     tiny_rows,

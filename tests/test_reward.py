@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rookworld.errors import ConfigError
+from rookworld.runtime.errors import ConfigError
 from rookworld.tasks import reward as r
 from rookworld.tasks.notation import GRID_CP, MATE
 

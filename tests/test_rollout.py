@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 import torch
 
-from rookworld import passes
-from rookworld.errors import DataError
 from rookworld.grpo.kl import Draw, stats_from_logits
 from rookworld.model.gpt2 import GPT2
-from rookworld.model.sampling import Sampling
+from rookworld.model.sampling.sampler import Sampling
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
-from rookworld.packs import laid, micro_packs, pack
-from rookworld.passes import Known, Learner, look_ahead, prepare
-from rookworld.promises import begun_stages
-from rookworld.rollout import Collector, Prompts, collect, prompt_text
-from rookworld.tasks.outlook import outlooks
+from rookworld.rl import forward
+from rookworld.rl.batch import laid, micro_packs, pack
+from rookworld.rl.forward import Known, Learner, look_ahead, prepare
+from rookworld.rollout.collector import Collector, Prompts, collect, prompt_text
+from rookworld.rollout.token_values import begun_stages
+from rookworld.runtime.errors import DataError
+from rookworld.tasks.prefix_value import outlooks
 from rookworld.tasks.reward import RewardRules
 from tiny_training import judge_by, share_of_low_moves, tiny_rows, tiny_settings
 
@@ -137,9 +137,9 @@ def test_what_is_found_out_meanwhile_is_of_the_same_answers(
         assert set(known.states) == {prompt.key for prompt in prompts}
         expected = prepare(plain[:count], learner, settings, tokenizer.eos)
         with monkeypatch.context() as patched:
-            patched.delattr(passes, "reference_pass")  # nothing is left for it to find out
+            patched.delattr(forward, "reference_pass")  # nothing is left for it to find out
             if count == 6:
-                patched.delattr(passes, "pack")
+                patched.delattr(forward, "pack")
             found = prepare(looked[:count], learner, settings, tokenizer.eos, known)
         assert len(found) > 1 and not known.states and not known.packs
         for mine, theirs in zip(found, expected, strict=True):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rookworld.data.generate.transitions import illegal_moves, unparsable_move
 from rookworld.data.rows import (
     MateRow,
     record_row,
@@ -18,8 +19,7 @@ from rookworld.data.rows import (
     task_name,
     text_row,
 )
-from rookworld.data.transitions import illegal_moves, unparsable_move
-from rookworld.errors import DataError
+from rookworld.runtime.errors import DataError
 from rookworld.tasks.environment import transition
 from rookworld.tasks.notation import grid_cp
 from rookworld.tasks.task import EnvironmentRow, PolicyRow

@@ -11,15 +11,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from rookworld.errors import ConfigError, ModelError
-from rookworld.model import decoder, onednn, sampling, stepper
-from rookworld.model.batch import Batch, Mask, Shape, rounded_up
-from rookworld.model.decoder import Weights
-from rookworld.model.distribution import entropy_of, log_probs_under
 from rookworld.model.gpt2 import GPT2, GPT2Config
-from rookworld.model.noise import fold, row_keys, signed, waiting_times
-from rookworld.model.sampling import Sampler, Samples, Sampling, sample
-from rookworld.model.stepper import Eager, Ids, Kernels, _Kept, advance_torch, padded, roomy
+from rookworld.model.kernels import cpu_products
+from rookworld.model.sampling import decode_graphs, decoder, sampler
+from rookworld.model.sampling.counter_rng import fold, row_keys, signed, waiting_times
+from rookworld.model.sampling.decode_batch import Batch, Mask, Shape, rounded_up
+from rookworld.model.sampling.decode_graphs import (
+    Eager,
+    Ids,
+    Kernels,
+    _Kept,
+    advance_torch,
+    padded,
+    roomy,
+)
+from rookworld.model.sampling.decoder import Weights
+from rookworld.model.sampling.sampler import Sampler, Samples, Sampling, sample
+from rookworld.model.sampling.token_choice import entropy_of, log_probs_under
+from rookworld.runtime.errors import ConfigError, ModelError
 
 VOCABULARY, NEVER = 61, -1
 GREEDY = Sampling(temperature=0.0, max_new_tokens=12)
@@ -172,8 +181,8 @@ def test_neighbours_order_and_batch_size_do_not_matter(
     keys, each = list(range(100, 108)), [WARM, *SETTINGS.values(), GREEDY, WARM]
     together = sample(model, MIXED, k=3, settings=each, eos=7, seed=2, step=4, keys=keys)
     order = [5, 0, 7, 2]
-    monkeypatch.setattr(sampling, "ROWS_AT_ONCE", 7)
-    monkeypatch.setitem(stepper.PREFILL_TOKENS, "cpu", 20)
+    monkeypatch.setattr(sampler, "ROWS_AT_ONCE", 7)
+    monkeypatch.setitem(decode_graphs.PREFILL_TOKENS, "cpu", 20)
     some = sample(
         model,
         [MIXED[i] for i in order],
@@ -391,7 +400,7 @@ def test_both_halves_of_a_key_count() -> None:
 
 def test_unpacked_weights_give_the_same(model: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = Sampler(model).sample(MIXED, settings=WARM, eos=NEVER, seed=0)
-    monkeypatch.setattr(onednn, "multiplies", lambda device, dtype: False)
+    monkeypatch.setattr(cpu_products, "multiplies", lambda device, dtype: False)
     plain = Sampler(model).sample(MIXED, settings=WARM, eos=NEVER, seed=0)
     _same(plain, list(range(8)), packed, list(range(8)))
 
@@ -462,7 +471,7 @@ def test_cuda_graphs_draw_what_the_cpu_draws(model: GPT2, kernels: Kernels, name
 def test_cuda_graphs_whose_programs_share_rows_draw_the_same(
     model: GPT2, splits: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rookworld.model import triton_attention
+    from rookworld.model.kernels import triton_attention
 
     device, ask = copy.deepcopy(model).cuda(), {"k": 3, "settings": WARM, "eos": NEVER, "seed": 4}
     plan = triton_attention.Plan(2, prefix=16, own=16, warps=1, stages=1)
@@ -494,7 +503,7 @@ def test_cuda_graphs_see_an_update(model: GPT2, dtype: torch.dtype) -> None:
 
 
 def test_a_few_are_kept_and_more_while_they_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stepper, "BATCHES_KEPT", 2)
+    monkeypatch.setattr(decode_graphs, "BATCHES_KEPT", 2)
     made: list[int] = []
     kept = _Kept(lambda shape, *_: made.append(shape.groups), lambda shape: shape.groups, 10)
     for groups in (4, 3, 4, 3, 2, 4, 5, 4, 3, 20, 3, 20, 30, 20, 3):

@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from rookworld import rollout
-from rookworld.groups import Group
-from rookworld.model.sampling import Sampling
+from rookworld.model.sampling.sampler import Sampling
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
-from rookworld.rollout import Collector, Prompts
+from rookworld.rollout import collector
+from rookworld.rollout.collector import Collector, Prompts
+from rookworld.rollout.types import Group
 from rookworld.tasks.judge import LabelsJudge
-from rookworld.tasks.outlook import choices
 from rookworld.tasks.policy import POLICY
+from rookworld.tasks.prefix_value import choices
 from rookworld.tasks.reward import RewardRules
-from rookworld.tasks.scoring import Question, Scorer, Workers
+from rookworld.tasks.scorer import Question, Scorer, Workers
 from rookworld.tasks.task import Analysis, PolicyRow
 from tiny_training import tiny_rows
 
@@ -77,7 +77,7 @@ class MildJudge(LabelsJudge):
 LOSES_A_WORKER = """
 import os, signal, sys, time, warnings
 from rookworld.tasks.reward import RewardRules
-from rookworld.tasks.scoring import Scorer, Workers
+from rookworld.tasks.scorer import Scorer, Workers
 from test_scoring import questions
 
 if __name__ == "__main__":
@@ -121,10 +121,10 @@ def test_workers_survive_the_interrupt_of_their_parent(pool: Workers) -> None:
 
 UNGUARDED = """
 from pathlib import Path
-from rookworld.errors import ConfigError
-from rookworld.processes import refuse_unguarded_scripts
+from rookworld.runtime.errors import ConfigError
+from rookworld.runtime.processes import refuse_unguarded_scripts
 from rookworld.tasks.reward import RewardRules
-from rookworld.tasks.scoring import Scorer, Workers
+from rookworld.tasks.scorer import Scorer, Workers
 from test_scoring import questions
 
 refuse_unguarded_scripts()
@@ -150,7 +150,7 @@ def test_groups_do_not_depend_on_who_scores_them(
     drawn = {"P": Sampling(max_new_tokens=6), "A": Sampling(max_new_tokens=9)}
     alone = Collector(model, tokenizer, drawn, 3, 0, RewardRules(), by_field=True)
     prompts = Prompts(ROWS, tokenizer, 0.5, seed=0).take(7)
-    monkeypatch.setattr(rollout, "ROWS_AT_ONCE", 6)  # two prompts a part
+    monkeypatch.setattr(collector, "ROWS_AT_ONCE", 6)  # two prompts a part
     here = alone.groups(prompts, 1, 1.0)
     there = replace(alone, workers=pool).groups(prompts, 1, 1.0)
     assert [group.prompt for group in here] == prompts

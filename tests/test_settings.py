@@ -21,13 +21,13 @@ from typing import Any
 import pytest
 
 import rookworld
-from rookworld.commands.training import read_settings, train_settings, usual
-from rookworld.config import Bounds, of_run, resolved
-from rookworld.errors import ConfigError
-from rookworld.presets import PRETRAIN_PRESETS, TRAIN_PRESETS
-from rookworld.pretrain_settings import PRETRAIN_BOUNDS, PretrainSettings
-from rookworld.settings import TRAIN_BOUNDS, RewardWeights, TrainSettings
-from rookworld.trainer_state import guard_settings, kl_settings, reward_rules
+from rookworld.cli.train import read_settings, train_settings, usual
+from rookworld.pretrain.settings import PRETRAIN_BOUNDS, PretrainSettings
+from rookworld.rl.presets import PRETRAIN_PRESETS, TRAIN_PRESETS
+from rookworld.rl.settings import TRAIN_BOUNDS, RewardWeights, TrainSettings
+from rookworld.rl.state import guard_settings, kl_settings, reward_rules
+from rookworld.runtime.config import Bounds, of_run, resolved
+from rookworld.runtime.errors import ConfigError
 
 PACKAGE = Path(str(rookworld.__path__[0]))
 ROOT = Path(__file__).parents[1]
@@ -119,7 +119,7 @@ def test_every_training_preset_loads_and_flags_win_over_it(preset: str) -> None:
 def test_without_a_gpu_the_embedded_model_is_trained_as_in_the_demo(
     words: str, device: str, demo: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rookworld.distributed.pick_device", lambda _: device)
+    monkeypatch.setattr("rookworld.runtime.distributed.pick_device", lambda _: device)
     args = words.split()
     assert list(usual(args)) == (["--preset", "demo", *args] if demo else args)
 

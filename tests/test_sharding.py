@@ -9,14 +9,15 @@ import torch
 from safetensors.torch import load_file
 
 import child_process
-from rookworld import distributed, sharding
-from rookworld.checkpoint import Checkpoint
-from rookworld.errors import ConfigError
-from rookworld.gathering import gather
-from rookworld.settings import TrainSettings
-from rookworld.step_metrics import Clock
-from rookworld.train import learn
-from rookworld.trainer_state import load_named, new_state
+from rookworld.model import sharding
+from rookworld.model.checkpoint import Checkpoint
+from rookworld.rl.metrics import Clock
+from rookworld.rl.overlap import gather
+from rookworld.rl.settings import TrainSettings
+from rookworld.rl.state import load_named, new_state
+from rookworld.rl.trainer import learn
+from rookworld.runtime import distributed
+from rookworld.runtime.errors import ConfigError
 from test_distributed import assert_same_trajectory, command, furthest, run_ranks
 from tiny_training import tiny_rows, tiny_settings, write_jsonl
 

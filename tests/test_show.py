@@ -11,7 +11,7 @@ import pytest
 from rookworld.data.rows import MateRow, Row
 from rookworld.data.show import ShowSettings, counts, position_svg, show
 from rookworld.data.sources import write_rows
-from rookworld.errors import ConfigError
+from rookworld.runtime.errors import ConfigError
 from rookworld.tasks.environment import transition
 from rookworld.tasks.task import PolicyRow
 

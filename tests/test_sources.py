@@ -10,10 +10,10 @@ import chess
 import pytest
 
 from rookworld.data.files import write_records
-from rookworld.data.imports import ImportSettings, import_rows
+from rookworld.data.importing import ImportSettings, import_rows
 from rookworld.data.rows import TextRow, row_record, row_text
 from rookworld.data.sources import EMBEDDED, load_rows, write_rows
-from rookworld.errors import ConfigError, DataError
+from rookworld.runtime.errors import ConfigError, DataError
 from rookworld.tasks.environment import ENVIRONMENT, KINDS, transition
 from rookworld.tasks.notation import position_key
 from rookworld.tasks.task import EnvironmentRow, PolicyRow, legal_moves

@@ -10,7 +10,7 @@ import pytest
 
 from rookworld.data.rows import Row
 from rookworld.data.splits import seen_positions, split_name, split_rows
-from rookworld.errors import ConfigError
+from rookworld.runtime.errors import ConfigError
 from rookworld.tasks.environment import transition
 from rookworld.tasks.notation import position_key
 from rookworld.tasks.task import PolicyRow

@@ -14,10 +14,10 @@ from rich.console import Console
 
 from rookworld.data.rows import MateRow, Row
 from rookworld.data.sources import write_rows
-from rookworld.errors import ConfigError, DataError, ModelError, RookworldError
+from rookworld.evaluation.suites import EvalSettings, run_eval
+from rookworld.evaluation.tables import render_table, render_tables
 from rookworld.model.weights import save_model
-from rookworld.suites import EvalSettings, run_eval
-from rookworld.tables import render_table, render_tables
+from rookworld.runtime.errors import ConfigError, DataError, ModelError, RookworldError
 from rookworld.tasks.environment import transition
 from rookworld.tasks.task import PolicyRow
 from tiny import tiny_model

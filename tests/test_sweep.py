@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 import fake_trainer as fake
-from rookworld.commands.training import read_settings, usual
-from rookworld.errors import ConfigError, RookworldError
-from rookworld.settings import TrainSettings
-from rookworld.sweep import SweepHooks, SweepSettings, command, gpu_names, plan, run_sweep
-from rookworld.sweep_file import read_sweep_file
-from rookworld.sweep_summary import explained_share, level_labels, summarize
-from rookworld.sweep_trial import CAUSES, Outcome, failure
+from rookworld.cli.train import read_settings, usual
+from rookworld.report.sweep_summary import explained_share, level_labels, summarize
+from rookworld.rl.settings import TrainSettings
+from rookworld.runtime.errors import ConfigError, RookworldError
+from rookworld.sweep.runner import SweepHooks, SweepSettings, command, gpu_names, plan, run_sweep
+from rookworld.sweep.space import read_sweep_file
+from rookworld.sweep.trial import CAUSES, Outcome, failure
 
 pytest.importorskip("optuna")
 
@@ -55,7 +55,7 @@ def process(folder: Path, log: Path, seconds: float, **settings: Any) -> subproc
     """A sweep in its own process."""
     given = ", ".join(f"{key}={value!r}" for key, value in settings.items())
     code = (
-        "from pathlib import Path, PosixPath; from rookworld.sweep import *\n"
+        "from pathlib import Path, PosixPath; from rookworld.sweep.runner import *\n"
         f"settings = SweepSettings(file=Path({str(written(folder))!r}), {given})\n"
         f"run_sweep(settings, trainer={FAKE!r})"
     )
@@ -263,7 +263,7 @@ def test_a_storage_that_cannot_be_reached_keeps_its_password(tmp_path: Path) -> 
 
 
 def test_a_storage_without_its_driver_names_the_package() -> None:
-    from rookworld.sweep_study import told
+    from rookworld.sweep.study import told
 
     error = ImportError("Please install appropriate one.")
     error.__cause__ = ModuleNotFoundError("No module named 'psycopg'", name="psycopg")
@@ -327,15 +327,15 @@ def test_interrupted_it_leaves_its_trials_open(tmp_path: Path) -> None:
 def test_another_machines_trial_is_taken_over_when_it_falls_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silence_s: float, number: int
 ) -> None:
-    from rookworld import sweep_study
+    from rookworld.sweep import study
 
-    monkeypatch.setattr(sweep_study, "SETTLE_S", 0.01)
+    monkeypatch.setattr(study, "SETTLE_S", 0.01)
     sweep = read_sweep_file(written(tmp_path))
     ledgers = []
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
         url = f"sqlite:///{tmp_path / 'study.db'}"
-        ledgers.append(sweep_study.Ledger(sweep, tmp_path / name, url, silence_s))
+        ledgers.append(study.Ledger(sweep, tmp_path / name, url, silence_s))
     gone, mine = (ledger.claim() for ledger in ledgers)
     assert gone is not None and mine is not None
     assert (gone.number, mine.number) == (0, number)

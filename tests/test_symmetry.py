@@ -7,11 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from rookworld import packing, symmetry
 from rookworld.data.sources import load_rows
 from rookworld.model.tokenizer import Tokenizer
-from rookworld.sources import pick_tokenizer
-from rookworld.symmetry import Symmetry
+from rookworld.pretrain import dataset
+from rookworld.pretrain.sources import pick_tokenizer
+from rookworld.rollout import symmetry
+from rookworld.rollout.symmetry import Symmetry
 from rookworld.tasks.notation import flip_fen, flip_move, mirror_fen, mirror_move
 from rookworld.tasks.task import PolicyRow
 
@@ -36,6 +37,6 @@ def test_a_symmetry_of_the_array_is_a_symmetry_of_chess(
     assert len(rows) > 50
     other = [PolicyRow(fen(row.fen), tuple(map(move, row.moves)), row.cp) for row in rows]
     ours = symmetry.apply_symmetry(
-        packing.pack_policy(rows, tokenizer).tokens.astype(np.int64), kind
+        dataset.pack_policy(rows, tokenizer).tokens.astype(np.int64), kind
     )
-    assert np.array_equal(ours, packing.pack_policy(other, tokenizer).tokens)
+    assert np.array_equal(ours, dataset.pack_policy(other, tokenizer).tokens)

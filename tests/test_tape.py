@@ -11,17 +11,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rookworld import gathering
-from rookworld.errors import ModelError
-from rookworld.model import products, stepper
+from rookworld.model import products
+from rookworld.model.activation_reuse import Tape
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.products import Products, product
-from rookworld.model.sampling import Samples, Sampling, sample
-from rookworld.model.tape import Tape
-from rookworld.packs import Pack, packed
-from rookworld.passes import states
-from rookworld.train import train
-from rookworld.trainer_state import new_state
+from rookworld.model.sampling import decode_graphs
+from rookworld.model.sampling.sampler import Samples, Sampling, sample
+from rookworld.rl import overlap
+from rookworld.rl.batch import Pack, packed
+from rookworld.rl.forward import states
+from rookworld.rl.state import new_state
+from rookworld.rl.trainer import train
+from rookworld.runtime.errors import ModelError
 from tiny_training import metrics_of, no_evaluation, relative, tiny_rows, tiny_settings
 
 VOCABULARY, EOS, K, MOST = 23, 5, 4, 10_000
@@ -80,7 +81,7 @@ def test_a_pass_from_the_tape_is_the_pass(
     rows_at_once: int,
     tokens_at_once: int,
 ) -> None:
-    monkeypatch.setitem(stepper.PREFILL_TOKENS, "cpu", tokens_at_once)
+    monkeypatch.setitem(decode_graphs.PREFILL_TOKENS, "cpu", tokens_at_once)
     prompts, keys = prompts_of(LENGTHS, seed=0), [31, 7, 1009, 2, 88, 5]
     tape = Tape(K, MOST)
     answered(model, tape, prompts_of([9, 3], seed=1), keys=[100, 200])
@@ -214,7 +215,7 @@ def test_training_is_the_same_with_a_tape(
         played: list[bool] = []
         with monkeypatch.context() as patch:
             if not taped:
-                patch.setattr(gathering, "may_tape", lambda *_: False)
+                patch.setattr(overlap, "may_tape", lambda *_: False)
 
             def told(
                 linear: nn.Linear, x: Tensor, known: Tensor | None, played: list[bool] = played
@@ -239,16 +240,16 @@ def test_there_is_a_tape_only_for_what_the_next_pass_may_use(
 ) -> None:
     settings = tiny_settings(warm_folder, tmp_path)
     state = new_state(settings, tiny_rows(), torch.device("cpu"))
-    first = gathering.tape_for(state, settings)
+    first = overlap.tape_for(state, settings)
     assert first is not None
     assert first.full  # KL is to be 0 while policy and reference are one
     with torch.no_grad():
         state.learner.model.h[1].get_parameter("mlp.c_fc.bias")[3] += 0.1
-    then = gathering.tape_for(state, settings)
+    then = overlap.tape_for(state, settings)
     assert then is not None
     assert not then.full
     assert then.most == settings.micro_tokens
     for other in (replace(settings, recompute=True), replace(settings, compile=True)):
-        never = gathering.tape_for(state, other)
+        never = overlap.tape_for(state, other)
         assert never is not None
         assert never.full

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rookworld.errors import ModelError
 from rookworld.model.tokenizer import END, Tokenizer, chess_tokenizer
+from rookworld.runtime.errors import ModelError
 from rookworld.tasks.notation import CASTLING, EN_PASSANT, EVALS, MOVES
 
 FENS = (

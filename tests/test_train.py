@@ -12,21 +12,21 @@ import pytest
 import torch
 
 import child_process
-from rookworld import gathering
-from rookworld.errors import ConfigError, Diverged, RookworldError
-from rookworld.evaluate import Evaluation
-from rookworld.gathering import gather
-from rookworld.grpo.rulings import Continue, Ruling
-from rookworld.model import onednn
+from rookworld.evaluation.evaluate import Evaluation
+from rookworld.grpo.decisions import Continue, Ruling
 from rookworld.model.gpt2 import GPT2
+from rookworld.model.kernels import cpu_products
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
-from rookworld.rollout import Collected
-from rookworld.runs import read_json, read_lines
-from rookworld.settings import TrainSettings
-from rookworld.step_metrics import Clock, Metrics
-from rookworld.train import Hooks, follow_reference, learn, lr_at, together, train
-from rookworld.trainer_state import State, new_state, reference_device
+from rookworld.rl import overlap
+from rookworld.rl.metrics import Clock, Metrics
+from rookworld.rl.overlap import gather
+from rookworld.rl.settings import TrainSettings
+from rookworld.rl.state import State, new_state, reference_device
+from rookworld.rl.trainer import Hooks, follow_reference, learn, lr_at, together, train
+from rookworld.rollout.collector import Collected
+from rookworld.runtime.errors import ConfigError, Diverged, RookworldError
+from rookworld.runtime.run_folder import read_json, read_lines
 from tiny_training import (
     evaluation,
     judge_by,
@@ -85,7 +85,7 @@ def test_what_is_done_while_others_score_changes_nothing(
     )
     found = []
     for ahead in (False, True):
-        monkeypatch.setattr(gathering, "may_look_ahead", lambda state, settings, now=ahead: now)
+        monkeypatch.setattr(overlap, "may_look_ahead", lambda state, settings, now=ahead: now)
         settings = replace(settings, score_workers=int(ahead))
         state = new_state(settings, tiny_rows(), CPU)
         measured = [step(state, settings)[1] for _ in range(3)]
@@ -434,7 +434,7 @@ def test_memory_stays_flat_over_a_thousand_steps(warm_folder: Path, tmp_path: Pa
     small = "--batch-size 2 --k-samples 3 --mix-env-ratio 0.5 --max-new-tokens 16 --steps 1000"
     often = "--eval-every 20 --eval-policy-rows 2 --eval-environment-rows 2 --save-every 20"
     args = f"train {files} {small} {often} --lr 1e-5 --gae".split()
-    few = dict.fromkeys(onednn.CAPACITIES, "32")  # soon reached
+    few = dict.fromkeys(cpu_products.CAPACITIES, "32")  # soon reached
     assert child_process.run(args, tmp_path / "log", environment=few, timeout_s=900) == 0
     peaks = [line["mem/peak_mb"] for line in read_lines(run / "metrics.jsonl")]
     assert len(peaks) == 1000

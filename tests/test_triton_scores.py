@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 
-from rookworld.grpo import triton_scores  # noqa: E402
+from rookworld.model.kernels import triton_scores  # noqa: E402
 
 ROWS, WIDTH, VOCABULARY = 13, 24, 2500
 """More tokens than a block holds, and no multiple of anything."""

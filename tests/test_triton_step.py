@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from rookworld.model.batch import Batch, Mask, Shape
-from rookworld.model.decoder import Dense, Norm, Weights, _attend_parts
 from rookworld.model.gpt2 import GPT2, GPT2Config
-from rookworld.model.sampling import Sampler, Sampling
-from rookworld.model.stepper import Eager, roomy
+from rookworld.model.sampling.decode_batch import Batch, Mask, Shape
+from rookworld.model.sampling.decode_graphs import Eager, roomy
+from rookworld.model.sampling.decoder import Dense, Norm, Weights, _attend_parts
+from rookworld.model.sampling.sampler import Sampler, Sampling
 
 pytest.importorskip("triton")
 CUDA = torch.cuda.is_available()
@@ -22,7 +22,7 @@ DEVICE = "cuda" if CUDA else "cpu"
 # The interpreter multiplies the bits of bf16 as if they were integers.
 HALF = torch.bfloat16 if CUDA else torch.float16
 
-from rookworld.model import (  # noqa: E402
+from rookworld.model.kernels import (  # noqa: E402
     triton_attention,
     triton_choice,
     triton_product,

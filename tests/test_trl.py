@@ -18,24 +18,24 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rookworld import trl_plan
-from rookworld.cli import main
-from rookworld.commands.training import read_settings
-from rookworld.errors import ConfigError, DataError, Diverged, RookworldError
-from rookworld.evaluate import HeldOut
-from rookworld.interruption import Interrupted
+from rookworld.cli.main import main
+from rookworld.cli.train import read_settings
+from rookworld.evaluation.evaluate import HeldOut
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.weights import load_model
-from rookworld.runs import read_json, read_lines, write_json
-from rookworld.settings import TrainSettings
+from rookworld.rl.settings import TrainSettings
+from rookworld.rl.trainer import Hooks
+from rookworld.rl.trainer import train as native_train
+from rookworld.runtime.errors import ConfigError, DataError, Diverged, RookworldError
+from rookworld.runtime.interruption import Interrupted
+from rookworld.runtime.run_folder import read_json, read_lines, write_json
 from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.judge import LabelsJudge
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.reward import RewardRules
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
-from rookworld.train import Hooks
-from rookworld.train import train as native_train
-from rookworld.trl import environment_reward, policy_reward, records, reward_function
+from rookworld.trl import plan
+from rookworld.trl.rewards import environment_reward, policy_reward, records, reward_function
 from tiny_training import (
     metrics_of,
     no_evaluation,
@@ -123,13 +123,13 @@ def test_a_dataset_without_the_truth_is_named() -> None:
 def test_phases_take_turns_by_the_share_of_environment_prompts(
     steps: int, cycle: int, ratio: float, turns: str
 ) -> None:
-    made = trl_plan.phases(steps, cycle, ratio)
+    made = plan.phases(steps, cycle, ratio)
     assert "".join(phase.letter * phase.steps for phase in made) == turns
     assert [phase.first for phase in made] == [
         sum(one.steps for one in made[:n]) for n in range(len(made))
     ]
     settings = TrainSettings(steps=steps, trl_phase_steps=cycle, mix_env_ratio=ratio)
-    assert trl_plan.letters(settings) == turns
+    assert plan.letters(settings) == turns
 
 
 REFUSED = [
@@ -146,31 +146,31 @@ REFUSED = [
 def test_what_trl_would_ignore_is_refused_by_name(flag: str) -> None:
     settings = read_settings(f"--backend trl {flag}".split(), "rookworld train")
     with pytest.raises(ConfigError, match=rf"cannot honour {flag}(\.0)?: "):
-        trl_plan.check_flags(settings)
+        plan.check_flags(settings)
 
 
 def test_what_trl_can_do_is_let_through() -> None:
     flags = "--preset stable --kl-type k3 --loss gspo --adaptive-kl --temperature 0.8"
     settings = read_settings([*flags.split(), "--p-temperature", "0.8"], "rookworld train")
-    trl_plan.check_flags(settings)
+    plan.check_flags(settings)
 
 
 def test_a_plan_needs_rows_of_each_task_and_held_out_positions_of_its_own() -> None:
     settings = TrainSettings(steps=40)
     both, trained = HeldOut(), tiny_rows(3, 3)
     with pytest.raises(DataError, match=r"no A: rows in --data .* --mix-env-ratio 0.25"):
-        trl_plan.plan(settings, tiny_rows(3, 0), both)
+        plan.plan(settings, tiny_rows(3, 0), both)
     seen = HeldOut(policy=[row for row in trained if isinstance(row, PolicyRow)][:1])
     with pytest.raises(DataError, match="1 of 1 positions of --held-out embedded:validation"):
-        trl_plan.plan(settings, trained, seen)
-    lines = trl_plan.plan(settings, trained, both)
+        plan.plan(settings, trained, seen)
+    lines = plan.plan(settings, trained, both)
     assert "phases: P 1–15, A 16–20, P 21–35, A 36–40 (30 P and 10 A steps)" in lines
 
 
 def test_a_dry_run_prints_the_plan_without_model_or_judge(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trl_plan, "version", _missing)
+    monkeypatch.setattr(plan, "version", _missing)
     files = data_files(tmp_path)
     args = f"train --backend trl --model {tmp_path}/none --engine none --judge stockfish {files}"
     assert main([*args.split(), "--dry-run", "--steps", "20", "--out", str(tmp_path / "run")]) == 0
@@ -184,7 +184,7 @@ def test_a_dry_run_prints_the_plan_without_model_or_judge(
 def test_without_trl_a_run_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trl_plan, "version", _missing)
+    monkeypatch.setattr(plan, "version", _missing)
     args = f"train --backend trl --out {tmp_path / 'run'} {data_files(tmp_path)}"
     assert main(args.split()) == 2
     said = capsys.readouterr().err.splitlines()[-1]
@@ -210,9 +210,10 @@ def data_files(folder: Path) -> str:
 @pytest.fixture
 def backend() -> Any:
     pytest.importorskip("trl")
-    from rookworld import trl_backend
 
-    return trl_backend
+    from rookworld.trl import trainer
+
+    return trainer
 
 
 def small(model: Path, out: Path, **changes: Any) -> TrainSettings:
@@ -348,7 +349,7 @@ def test_what_we_measure_is_what_trl_measures(
 def test_every_answer_gets_its_own_reward(
     backend: Any, warm_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rookworld.trl_session import Session
+    from rookworld.trl.callback import Session
 
     real, spread, end = Session.score, set(), tiny_tokenizer().eos
 
@@ -485,7 +486,7 @@ def test_a_native_run_is_not_resumed_here(backend: Any, warm_folder: Path, tmp_p
 def test_the_guard_skips_what_is_not_finite_and_stops_what_runs_away(
     backend: Any, warm_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rookworld.trl_session import Session
+    from rookworld.trl.callback import Session
 
     real = Session.measure
 

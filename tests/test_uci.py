@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rookworld.answers import Answer
+from rookworld.evaluation.generator import Answer
 from rookworld.tasks.task import Style
 from rookworld.uci import serve
 

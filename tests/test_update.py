@@ -15,23 +15,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rookworld import credit, passes, update
-from rookworld.drill import Drill
-from rookworld.groups import Alternatives, Group, Promises, Prompt
 from rookworld.grpo.advantages import RunningMeans, gae
 from rookworld.grpo.loss import LOSSES
-from rookworld.model import graphs
-from rookworld.model.graphs import PassGraphs
+from rookworld.model.kernels import cuda_graphs
+from rookworld.model.kernels.cuda_graphs import PassGraphs
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
-from rookworld.packs import lined, pack, packed
-from rookworld.passes import Learner, Micro
-from rookworld.rollout import Prompts
-from rookworld.settings import TrainSettings
+from rookworld.rl import credit, forward, update
+from rookworld.rl.batch import lined, pack, packed
+from rookworld.rl.forward import Learner, Micro
+from rookworld.rl.self_distill import Drill
+from rookworld.rl.settings import TrainSettings
+from rookworld.rl.state import new_value_head
+from rookworld.rl.update import Gradient
+from rookworld.rollout.collector import Prompts
+from rookworld.rollout.types import Alternatives, Group, Promises, Prompt
 from rookworld.tasks.reward import RunningNorm
 from rookworld.tasks.task import Verdict
-from rookworld.trainer_state import new_value_head
-from rookworld.update import Gradient
 from tiny_training import relative, tiny_rows, tiny_settings, tiny_tokenizer
 
 pytestmark = pytest.mark.usefixtures("single_thread")
@@ -124,7 +124,7 @@ def computed(
         learner = replace(learner, value_head=None)
     for parameter in learner.parameters():
         parameter.grad = None
-    micros = passes.prepare(groups, learner, settings, eos=0)
+    micros = forward.prepare(groups, learner, settings, eos=0)
     credit.set_advantages(micros, learner, settings, RunningMeans(), None, KL_COEF)
     drills = []
     if settings.agreement_coef > 0:
@@ -176,7 +176,7 @@ def plain_pass(
     ids = torch.tensor([[*group.prompt.ids, *group.tokens[i, :length].tolist()]])
     states = learner.model(ids)[0, head - 1 : -1]
     reference = learner.reference(ids)[0, head - 1 : -1]
-    temperature, _ = passes.sampling_of(group.prompt.letter, settings)
+    temperature, _ = forward.sampling_of(group.prompt.letter, settings)
     drawn = (learner.model.logits(states) / temperature).log_softmax(-1)
     logp = drawn.gather(-1, group.tokens[i, :length, None])[:, 0]
     policy = learner.model.logits(states).log_softmax(-1)
@@ -265,7 +265,7 @@ def test_choices_of_several_widths_share_a_pack_and_a_norm(
     settings = settings_of(tmp_path, credit="choices", advantage_scale="none")
     norm = RunningNorm()
     norm.update([0.0, 1.0])
-    (micro,) = passes.prepare(groups, learner, settings, eos=0)
+    (micro,) = forward.prepare(groups, learner, settings, eos=0)
     credit.set_advantages([micro], learner, settings, RunningMeans(), norm, KL_COEF)
     assert micro.choices is not None
     tables = [group.alternatives for group in micro.groups if group.alternatives]
@@ -427,12 +427,12 @@ def test_answers_beyond_the_cap_are_left_out_of_loss_and_count(
     assert totals is not None
     assert totals.sequences == 5
     assert totals.tokens == sum(int(micro.mask().sum()) for micro in micros)
-    none = passes.prepare(groups, learner, settings_of(tmp_path, kl_collect_cap=1e-9), eos=0)
+    none = forward.prepare(groups, learner, settings_of(tmp_path, kl_collect_cap=1e-9), eos=0)
     assert update.totals_of(none, longest=20) is None
 
 
 def cap_distances(micro: Micro, learner: Learner, settings: TrainSettings) -> list[float]:
-    x = micro.old_logp - passes.reference_logp(micro, learner, settings)
+    x = micro.old_logp - forward.reference_logp(micro, learner, settings)
     grid = micro.pack.grid((-x).exp() - 1 + x)
     lengths = torch.cat([group.lengths for group in micro.groups])
     return [float(value) for value in grid.sum(-1) / lengths]
@@ -442,11 +442,11 @@ def test_k1_takes_the_summed_log_ratio_off_the_reward(
     learner: Learner, groups: list[Group], tmp_path: Path
 ) -> None:
     settings = settings_of(tmp_path, kl_type="k1_reward")
-    micros = passes.prepare(groups, learner, settings, eos=0)
+    micros = forward.prepare(groups, learner, settings, eos=0)
     for micro in micros:
         plain = credit.answer_rewards(micro, learner, settings, None, 0.0)
         less = credit.answer_rewards(micro, learner, settings, None, 0.5)
-        x = micro.pack.grid(micro.old_logp - passes.reference_logp(micro, learner, settings))
+        x = micro.pack.grid(micro.old_logp - forward.reference_logp(micro, learner, settings))
         assert torch.allclose(plain - less, 0.5 * x.sum(-1).view_as(plain).double())
 
 
@@ -456,7 +456,7 @@ def test_normalised_rewards_are_on_the_running_scale(
     settings = settings_of(tmp_path, reward_norm=True)
     norm = RunningNorm()
     norm.update([0.0, 2.0])
-    (micro, *_) = passes.prepare(groups, learner, settings, eos=0)
+    (micro, *_) = forward.prepare(groups, learner, settings, eos=0)
     found = credit.answer_rewards(micro, learner, settings, norm, 0.0)
     assert found[0].tolist() == pytest.approx([r - 1.0 for r in micro.groups[0].rewards])
 
@@ -466,8 +466,8 @@ def test_large_vocabularies_are_scored_in_chunks_with_the_same_gradient(
 ) -> None:
     settings = settings_of(tmp_path)
     _, expected, _ = computed(groups, learner, settings)
-    monkeypatch.setattr(passes, "CHUNK_VOCABULARY", 1)
-    monkeypatch.setattr(passes, "CHUNK_ROWS", 7)
+    monkeypatch.setattr(forward, "CHUNK_VOCABULARY", 1)
+    monkeypatch.setattr(forward, "CHUNK_ROWS", 7)
     _, found, _ = computed(groups, learner, settings)
     assert relative(found, expected) < 1e-6
 
@@ -480,7 +480,7 @@ def test_passes_that_may_be_recorded_have_the_same_gradient(
     micro_tokens: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(graphs, "memory_of", lambda device: 1 << 40)
+    monkeypatch.setattr(cuda_graphs, "memory_of", lambda device: 1 << 40)
     settings = settings_of(tmp_path, micro_tokens=micro_tokens, gae=True)
     _, expected, _ = computed(groups, learner, settings)
     passed = [PassGraphs(model, None) for model in (learner.model, learner.reference)]
@@ -500,7 +500,7 @@ def test_packs_padded_to_a_multiple_say_the_same(
     assert padded.ids.shape[1] > plain.ids.shape[1]
     for name in ("targets", "sequences", "places"):
         assert torch.equal(getattr(padded, name), getattr(plain, name))
-    found, expected = (passes.states(one, learner.model) for one in (padded, plain))
+    found, expected = (forward.states(one, learner.model) for one in (padded, plain))
     torch.testing.assert_close(found, expected, atol=1e-7, rtol=1e-6)
 
 
@@ -516,7 +516,7 @@ def test_one_answer_behind_its_own_prompt_says_the_same(learner: Learner) -> Non
         assert int(own.positions.max()) == 9 + 4 - 2
         for name in ("targets", "sequences", "places", "count", "width", "answers"):
             assert np.array_equal(getattr(own, name), getattr(behind, name)), name
-        found, expected = (passes.states(one, learner.model) for one in (own, behind))
+        found, expected = (forward.states(one, learner.model) for one in (own, behind))
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
 
 
@@ -544,8 +544,8 @@ def test_the_reference_may_live_elsewhere(
     groups: list[Group], learner: Learner, tmp_path: Path
 ) -> None:
     settings = settings_of(tmp_path)
-    (packed, *_) = [micro.pack for micro in passes.prepare(groups, learner, settings, eos=0)]
+    (packed, *_) = [micro.pack for micro in forward.prepare(groups, learner, settings, eos=0)]
     elsewhere = replace(learner, reference=copy.deepcopy(learner.reference).to("meta"))
-    there = passes.reference_pass(packed, elsewhere, settings)
+    there = forward.reference_pass(packed, elsewhere, settings)
     assert there.device.type == "meta" and len(there) == len(packed.targets)
     assert packed.to(packed.ids.device) is packed

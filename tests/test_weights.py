@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rookworld.errors import ModelError
 from rookworld.model import weights
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.tokenizer import Tokenizer, chess_tokenizer
 from rookworld.model.weights import atomic_folder, load_model, resolve_folder, save_model
+from rookworld.runtime.errors import ModelError
 
 IDS = torch.arange(24).reshape(2, 12) % 64
 

@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 
 from rookworld.data.rows import row_record
-from rookworld.estimates import Estimate
-from rookworld.evaluate import Evaluation
+from rookworld.evaluation.evaluate import Evaluation
+from rookworld.evaluation.statistics import Estimate
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.tokenizer import Tokenizer, chess_tokenizer
 from rookworld.model.weights import load_model, save_model
-from rookworld.runs import read_lines
-from rookworld.settings import TrainSettings
-from rookworld.tasks import scoring
+from rookworld.rl.settings import TrainSettings
+from rookworld.runtime.run_folder import read_lines
+from rookworld.tasks import scorer
 from rookworld.tasks.environment import transition
 from rookworld.tasks.notation import CASTLING, EN_PASSANT, EVALS, MOVES
 from rookworld.tasks.policy import POLICY
@@ -133,7 +133,7 @@ def judge_by(monkeypatch: pytest.MonkeyPatch, reward: Any) -> None:
     ) -> Verdict:
         return Verdict(reward(text), {"format": 1.0}, "")
 
-    monkeypatch.setattr(scoring, "judge_answer", verdict)
+    monkeypatch.setattr(scorer, "judge_answer", verdict)
 
 
 def share_of_low_moves(text: str) -> float:

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import chess
 
-from rookworld.answers import Answerer
-from rookworld.evaluate import position_prompt
+from rookworld.evaluation.evaluate import position_prompt
+from rookworld.evaluation.generator import Answerer
 from rookworld.tasks.notation import MATE, is_mate
 from rookworld.tasks.policy import POLICY, PolicyAnswer
 from rookworld.tasks.task import legal_moves

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rookworld.errors import DataError
+from rookworld.runtime.errors import DataError
 
 Record = dict[str, Any]
 

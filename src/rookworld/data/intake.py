@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rookworld.data.rows import Row, record_row, text_row
-from rookworld.errors import DataError
+from rookworld.runtime.errors import DataError
 from rookworld.tasks.environment import transition
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.task import EnvironmentRow, PolicyRow

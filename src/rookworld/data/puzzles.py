@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import chess
 
-from rookworld.data.mates import mates_in_one
-from rookworld.errors import DataError
+from rookworld.data.generate.mates import mates_in_one
+from rookworld.runtime.errors import DataError
 
 COLUMNS = ("PuzzleId", "FEN", "Moves", "Rating")
 """Columns that a Lichess puzzle file must have; those behind them are optional."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rookworld.errors import DataError
+from rookworld.runtime.errors import DataError
 from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.notation import position_key
 from rookworld.tasks.policy import POLICY

@@ -14,7 +14,7 @@ import chess.svg
 from rookworld.data.files import write_text
 from rookworld.data.rows import MateRow, Row, row_text, task_name
 from rookworld.data.sources import load_rows
-from rookworld.errors import ConfigError
+from rookworld.runtime.errors import ConfigError
 from rookworld.tasks.engine import parse_position
 from rookworld.tasks.notation import is_mate, is_move_text
 from rookworld.tasks.task import PolicyRow, Style

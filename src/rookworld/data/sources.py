@@ -21,7 +21,7 @@ from pathlib import Path
 from rookworld.data.files import iterate_parquet, read_fens, write_records
 from rookworld.data.intake import Intake
 from rookworld.data.rows import Row, row_record, task_name
-from rookworld.errors import DataError
+from rookworld.runtime.errors import DataError
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from itertools import accumulate
 
 from rookworld.data.rows import Row
-from rookworld.errors import ConfigError
+from rookworld.runtime.errors import ConfigError
 from rookworld.tasks.notation import position_key
 
 SHARES: Mapping[str, float] = {"train": 2 / 3, "validation": 1 / 6, "test": 1 / 6}

@@ -21,9 +21,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rookworld.errors import ConfigError
-from rookworld.grpo.kl import AdaptiveThreshold
-from rookworld.grpo.rulings import (
+from rookworld.grpo.decisions import (
     Cause,
     Continue,
     EvalHealth,
@@ -38,6 +36,8 @@ from rookworld.grpo.rulings import (
     diagnosis_of,
     event_of,
 )
+from rookworld.grpo.kl import AdaptiveThreshold
+from rookworld.runtime.errors import ConfigError
 
 KL_WARN_SHARE = 0.8
 """Share of the KL limit from which the guard warns."""

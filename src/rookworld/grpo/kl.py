@@ -20,10 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from rookworld.model.distribution import entropy_of, truncated_logits
-from rookworld.model.kernels import on_one_gpu
-
-from .plain_scores import PlainScores
+from rookworld.grpo.token_stats import PlainScores
+from rookworld.model.kernels.dispatch import on_one_gpu
+from rookworld.model.sampling.token_choice import entropy_of, truncated_logits
 
 ExactKL = Callable[[Tensor, Tensor], Tensor]
 """(log π [..., V], log ref [..., V]) -> KL [...]."""
@@ -220,7 +219,7 @@ def token_stats(
 def _stats_in_triton(
     ids: Tensor, hidden: Tensor, head: Tensor, ref_hidden: Tensor, ref_head: Tensor
 ) -> TokenStats:
-    from .triton_scores import Scores
+    from rookworld.model.kernels.triton_scores import Scores
 
     cast = torch.is_autocast_enabled(hidden.device.type)
     dtype = torch.get_autocast_dtype(hidden.device.type) if cast else hidden.dtype

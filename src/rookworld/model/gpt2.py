@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from .gelu import gelu
-from .products import Products, product
-from .residual import add_norm
+from rookworld.model.kernels.gelu import gelu
+from rookworld.model.kernels.residual import add_norm
+from rookworld.model.products import Products, product
 
 Attend = Callable[[Tensor], Tensor]
 """Queries, keys and values [batch, tokens, 3, heads, head size] -> [batch, tokens, heads, size]."""

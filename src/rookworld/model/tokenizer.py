@@ -20,7 +20,7 @@ from typing import Literal, Self
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from rookworld.errors import ModelError
+from rookworld.runtime.errors import ModelError
 
 END = "<|endoftext|>"
 """Precedes every training document and ends every completion."""

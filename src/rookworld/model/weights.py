@@ -23,9 +23,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rookworld.errors import ModelError
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.tokenizer import Tokenizer
+from rookworld.runtime.errors import ModelError
 
 EMBEDDED = ("nano",)
 """Models that are part of this package, by name."""
@@ -34,7 +34,7 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-_ASSETS = Path(__file__).parent.parent / "assets"
+_ASSETS = Path(__file__).parents[1] / "assets"
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _HUB_FILES = [
     *("config.json", "generation_config.json", "model*.safetensors", "*.safetensors.index.json"),

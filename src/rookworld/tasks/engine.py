@@ -30,7 +30,7 @@ from typing import NamedTuple, TypeVar
 
 import chess
 
-from rookworld.errors import DataError, EngineError
+from rookworld.runtime.errors import DataError, EngineError
 from rookworld.tasks.notation import MATE
 
 Answer = TypeVar("Answer")

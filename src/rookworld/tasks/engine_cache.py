@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rookworld.errors import EngineError
+from rookworld.runtime.errors import EngineError
 from rookworld.tasks.engine import Line, Query
 
 BUSY_TIMEOUT_S = 60.0

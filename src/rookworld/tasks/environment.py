@@ -15,7 +15,7 @@ from typing import Final
 
 import chess
 
-from rookworld.errors import DataError
+from rookworld.runtime.errors import DataError
 from rookworld.tasks.notation import read_fen, squares
 from rookworld.tasks.reward import RewardRules, board_similarity, combine
 from rookworld.tasks.task import EnvironmentRow, Judge, Style, Verdict, strip_end

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Final, Literal, get_args
 
-from rookworld.errors import ConfigError
+from rookworld.runtime.errors import ConfigError
 from rookworld.tasks.notation import GRID_CP, grid_index
 
 Shaping = Literal["continuous", "graduated", "linear", "binary"]

@@ -1,0 +1,90 @@
+"""SURFACE: the one door. Find the command, hand over its arguments, turn errors into exit codes.
+
+Laws: `--help` loads no torch; the user's or the machine's mistake is one line and exit code 2,
+divergence 3, an interruption 130; a bug keeps its traceback and exits 1.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from rookworld import __version__
+from rookworld.runtime.errors import ConfigError, RookworldError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "train": ("train:train", "GRPO: make a model better at chess"),
+    "check": ("train:check", "the laws that must hold before training"),
+    "overfit": ("train:overfit", "learn one batch by heart, or say why it does not"),
+    "inspect": ("train:inspect", "one batch of sampled answers beside the truth"),
+    "pretrain": ("pretrain:pretrain", "supervised training from rows"),
+    "eval": ("evaluate:evaluate", "chess metrics with confidence intervals"),
+    "score": ("evaluate:score", "score answers from a JSONL file"),
+    "analyze": ("runs:analyze", "what runs amount to, as a table in the terminal"),
+    "report": ("runs:report", "runs as one HTML page: curves, boards, comparisons"),
+    "sweep": ("runs:sweep", "many trainings over a space of settings"),
+    "data": ("data:data", "generate, import, show, pack or mine rows"),
+    "uci": ("play:uci", "the model as a UCI engine for any chess program"),
+    "export": ("play:export", "a Hugging Face folder with a model card"),
+}
+"""Command -> (function in rookworld.cli that takes the arguments, one line of help)."""
+
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
+    try:
+        return _dispatch(args)
+    except RookworldError as error:
+        print(f"rookworld: {' '.join(str(error).split())}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("rookworld: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # the reader of our output (head, less) has gone: nobody is left to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _dispatch(args: list[str]) -> int:
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if args[0] in ("-V", "--version"):
+        print(f"rookworld {__version__}")
+        return 0
+    name, rest = args[0], args[1:]
+    if name not in COMMANDS:
+        from rookworld.runtime.config import suggestion
+
+        raise ConfigError(
+            f"unknown command {name!r}{suggestion(name, COMMANDS)}; see `rookworld --help`"
+        )
+    module, function = COMMANDS[name][0].split(":")
+    command = getattr(import_module(f"rookworld.cli.{module}"), function)
+    code: int = command(rest)
+    return code
+
+
+def overview() -> str:
+    """What `rookworld --help` prints."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {help_line}" for name, (_, help_line) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: rookworld COMMAND [flags]",
+            "",
+            "Train a chess language model with verifiable rewards.",
+            "",
+            *lines,
+            "",
+            "`rookworld COMMAND --help` lists a command's flags.",
+        ]
+    )

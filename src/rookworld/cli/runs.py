@@ -1,0 +1,95 @@
+"""`rookworld analyze`, `report` and `sweep`: looking at runs, and making many of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from rookworld.cli.display import bar, say, show
+from rookworld.runtime.config import leading, parse
+from rookworld.runtime.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalyzeSettings:
+    """What runs or a sweep amount to, as a table."""
+
+    json: bool = False
+    """One JSON object instead of tables."""
+
+
+def analyze(args: list[str]) -> int:
+    paths, rest = leading(args)
+    settings = parse(AnalyzeSettings, rest, command="rookworld analyze")
+    if not paths:
+        raise ConfigError("analyze: name one or more run folders, or a sweep's folder")
+    from rookworld.report.analysis import analyze as analyzed
+    from rookworld.report.run_reader import find_runs, is_sweep, read_run
+    from rookworld.report.sweep_summary import read_sweep, summarize
+    from rookworld.report.tables import render, render_sweep
+
+    sweeps = [summarize(read_sweep(Path(p))) for p in paths if is_sweep(Path(p))]
+    folders = find_runs(Path(p) for p in paths if not is_sweep(Path(p)))
+    runs = [analyzed(read_run(folder)) for folder in folders]
+    if settings.json:
+        found = {"runs": [one.to_json() for one in runs]}
+        print(json.dumps(found | {"sweeps": [dataclasses.asdict(one) for one in sweeps]}))
+        return 0
+    for sweep in sweeps:
+        show(render_sweep(sweep))
+    if runs:
+        show(render(runs))
+    return 0
+
+
+def report(args: list[str]) -> int:
+    from rookworld.report.page import ReportSettings, serving, write_report
+
+    paths, rest = leading(args)
+    settings = parse(ReportSettings, rest, command="rookworld report")
+    if paths:
+        settings = dataclasses.replace(settings, runs=tuple(map(Path, paths)))
+    if not settings.watch:
+        print(write_report(settings))
+        return 0
+    with serving(settings) as (address, serve):
+        print(address, flush=True)
+        say("following the run; Ctrl-C ends")
+        serve()
+    return 0
+
+
+def sweep(args: list[str]) -> int:
+    from rookworld.report.tables import render_sweep
+    from rookworld.sweep.runner import SweepHooks, SweepSettings, plan, run_sweep
+
+    paths, rest = leading(args)
+    settings = parse(SweepSettings, rest, command="rookworld sweep")
+    if len(paths) > 1:
+        raise ConfigError(f"sweep: one file at a time, not {' '.join(paths)}")
+    if paths:
+        settings = dataclasses.replace(settings, file=Path(paths[0]))
+    if settings.dry_run:
+        for line in plan(settings):
+            print(line)
+        return 0
+    with bar("trials") as progress:
+
+        def ended(number: int, params: object, outcome: object) -> None:
+            progress.say(f"trial {number}: {outcome_text(outcome)}")
+
+        summary = run_sweep(settings, SweepHooks(ended, progress.update, progress.say))
+    show(render_sweep(summary))
+    say(f"`rookworld report {settings.folder}` draws it")
+    return 0
+
+
+def outcome_text(outcome: object) -> str:
+    from rookworld.sweep.trial import Outcome
+
+    assert isinstance(outcome, Outcome)
+    if outcome.value is not None:
+        return f"{outcome.state}, {outcome.value:.4f}"
+    return outcome.state if outcome.cause is None else f"{outcome.cause}: {outcome.message}"

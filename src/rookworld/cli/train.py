@@ -1,0 +1,439 @@
+"""`rookworld train`, `check`, `overfit`, `inspect`: GRPO as a person meets it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from rookworld.cli.display import Bar, banner, bar, say, show, speaks
+from rookworld.cli.evaluate import open_judge
+from rookworld.data.sources import load_rows
+from rookworld.rl.presets import TRAIN_PRESETS
+from rookworld.rl.settings import TrainSettings
+from rookworld.runtime.config import (
+    layered,
+    leading,
+    of_run,
+    override,
+    parse,
+    resolved,
+    short_hash,
+    take_option,
+)
+from rookworld.runtime.errors import ConfigError
+from rookworld.runtime.interruption import Interrupted
+from rookworld.runtime.run_folder import FIRST_ROWS
+from rookworld.tasks.task import EnvironmentRow, PolicyRow
+
+if TYPE_CHECKING:
+    from rookworld.evaluation.evaluate import Evaluation, HeldOut
+    from rookworld.rl.checks import Law
+    from rookworld.rl.trainer import Evaluate
+    from rookworld.rollout.types import Group
+
+COMMAND = "rookworld train"
+Rows = list[PolicyRow | EnvironmentRow]
+Train = Callable[..., Path]
+"""A loop: settings, rows, evaluation, judge and hooks in, the final model's folder out."""
+SHOWN = ("reward/sampled", "reward/greedy", "P/format", "P/legal", "P/best", "P/top5", "A/exact")
+PERCENT = ("P/", "A/", "mate1/")
+
+
+def read_settings(
+    args: Sequence[str],
+    command: str,
+    start: TrainSettings | None = None,
+    about: str | None = None,
+) -> TrainSettings:
+    """Defaults, or where the command starts < preset < TOML file < flags."""
+    default, rest = layered(start or TrainSettings(), TRAIN_PRESETS, args)
+    return parse(TrainSettings, rest, command=command, default=default, about=about)
+
+
+def train_settings(args: Sequence[str]) -> TrainSettings:
+    """The settings of `train`; what is not given, --resume takes from the run itself."""
+    settings = read_settings(args, COMMAND)
+    own = of_run(TrainSettings(), settings.out) if settings.resume else None
+    if own is None:
+        return read_settings(usual(args), COMMAND)
+    say(f"what is not given is taken from {settings.out / 'config.json'}")
+    return read_settings(args, COMMAND, own)
+
+
+def usual(args: Sequence[str]) -> Sequence[str]:
+    """The arguments of `train`; those of the demo, where no GPU and nothing else is asked for."""
+    settings = read_settings(args, COMMAND)
+    from rookworld.runtime.distributed import pick_device
+
+    asked = any(take_option(args, name)[0] is not None for name in ("preset", "config"))
+    other = settings.model != TrainSettings().model or settings.backend == "trl"
+    if asked or other or pick_device(settings.device) != "cpu":
+        return args
+    say("no GPU: taking --preset demo (the bare defaults: --preset plain)")
+    return ["--preset", "demo", *args]
+
+
+def read_rows(sources: Sequence[str]) -> Rows:
+    """Prompt rows of every source; mates without an analysis have no reward and are left out."""
+    rows = [row for source in sources for row in load_rows(source)]
+    return [row for row in rows if isinstance(row, PolicyRow | EnvironmentRow)]
+
+
+def train(args: list[str]) -> int:
+    settings = train_settings(args)
+    plain, start = resolved(settings), resolved(TrainSettings())
+    changed = {name: value for name, value in plain.items() if start[name] != value}
+    mark = short_hash(settings, ignore=("out", "resume", "dry_run"))
+    say(banner("train", plain, changed, mark))
+    rows, held = read_rows(settings.data), held_out(settings)
+    if settings.backend == "trl":
+        planned = trl_plan(settings, rows, held)
+        if settings.dry_run:
+            print("\n".join(planned))
+            return 0
+    else:
+        warn_of_trained_on(settings, rows, held)
+    if settings.dry_run:
+        return dry_run(settings, rows)
+    from rookworld.rl import trainer as loop
+    from rookworld.runtime import distributed
+
+    begin: Train = loop.train
+    if settings.backend == "trl":
+        begin = trl_loop()
+    evaluations: dict[int, Evaluation] = {}
+    try:
+        with (
+            open_judge(settings.judge, settings.engine, settings.nodes) as judge,
+            bar("training") as progress,
+            Recorder(settings) as record,
+        ):
+            hooks = watch(settings, progress, evaluations, record)
+            final = begin(settings, rows, measure(settings, held), judge, hooks)
+    except Interrupted as stopped:
+        say(str(stopped))
+        return 130
+    if distributed.rank() == 0:
+        if evaluations:
+            show_change(settings, evaluations)
+        print(f"model: {final}")
+    distributed.stop()
+    return 0
+
+
+def dry_run(settings: TrainSettings, rows: Rows) -> int:
+    """Say what a run would do, having read its data and its model's tokenizer."""
+    from rookworld.model.tokenizer import Tokenizer
+    from rookworld.model.weights import read_config, resolve_folder
+    from rookworld.rollout.collector import Prompts
+
+    folder = resolve_folder(settings.model)
+    shape, tokenizer = read_config(folder), Tokenizer.load(folder)
+    prompts = Prompts(rows, tokenizer, settings.mix_env_ratio, settings.seed)
+    letters = "".join(prompt.letter for prompt in prompts.take(settings.batch_size))
+    if len(letters) > 64:
+        letters = f"{letters.count('P')} P and {letters.count('A')} A"
+    counts = {letter: len(pile) for letter, pile in prompts.piles.items()}
+    print(f"model: {shape.n_layer} layers, width {shape.n_embd}, {tokenizer.style} tokenizer")
+    print(f"rows: {counts['P']:,} P, {counts['A']:,} A; first batch {letters}")
+    print(
+        f"plan: {settings.steps} steps of {settings.batch_size} prompts × {settings.k_samples} "
+        f"answers, evaluation every {settings.eval_every}, checkpoint every {settings.save_every}"
+    )
+    return 0
+
+
+def warn_of_trained_on(settings: TrainSettings, rows: Rows, held: HeldOut) -> None:
+    """Say that held-out numbers mean nothing; learning rows by heart on purpose stays possible."""
+    from rookworld.trl.plan import trained_on
+
+    if seen := trained_on(settings, rows, held):
+        say(f"warning: {seen}")
+
+
+def trl_plan(settings: TrainSettings, rows: Rows, held: HeldOut) -> list[str]:
+    """What a run with TRL would do; what would stop it is raised before anything is loaded."""
+    from rookworld.trl.plan import plan
+
+    return plan(settings, rows, held)
+
+
+def trl_loop() -> Train:
+    from rookworld.trl.plan import require_trl
+
+    require_trl()
+    from rookworld.trl.trainer import train
+
+    return train
+
+
+def held_out(settings: TrainSettings) -> HeldOut:
+    """The run's held-out rows."""
+    from rookworld.evaluation.evaluate import held_out_from
+
+    return held_out_from(
+        settings.held_out,
+        n_policy=settings.eval_policy_rows,
+        n_environment=settings.eval_environment_rows,
+        n_mates=settings.eval_mates,
+    )
+
+
+def measure(settings: TrainSettings, held: HeldOut) -> Evaluate:
+    """The run's held-out evaluation: the same rows every time."""
+    from rookworld.evaluation.evaluate import evaluate
+    from rookworld.evaluation.generator import ModelAnswerer
+    from rookworld.rl.state import reward_rules
+
+    rules = reward_rules(settings)
+
+    def run(model: Any, tokenizer: Any) -> Evaluation:
+        greedy = ModelAnswerer(model, tokenizer)
+        sampled = ModelAnswerer(model, tokenizer, temperature=1.0, samples=4)
+        return evaluate(greedy, held, rules, sampled=sampled)
+
+    return run
+
+
+def watch(
+    settings: TrainSettings,
+    progress: Bar,
+    evaluations: dict[int, Evaluation],
+    record: Any,
+) -> Any:
+    """Hooks that keep the terminal and the loggers up to date."""
+    from rookworld.evaluation.evaluate import save_found
+    from rookworld.rl.metrics import log_line
+    from rookworld.rl.trainer import Hooks
+
+    def on_step(step: int, metrics: Mapping[str, float]) -> None:
+        record(step, metrics)
+        valid = metrics.get("reward/P/format", metrics.get("reward/A/format", 0.0))
+        tasks = " ".join(
+            f"{letter} {metrics[f'reward/{letter}']:.3f}"
+            for letter in ("P", "A")
+            if f"reward/{letter}" in metrics
+        )
+        progress.update(
+            step,
+            settings.steps,
+            f"{tasks} KL {metrics['kl/exact']:.4f} entropy {metrics['policy/entropy']:.2f} "
+            f"format {valid:.0%}",
+        )
+        if step == 1:
+            progress.say(log_line(step, dict(metrics)))
+
+    def on_eval(step: int, evaluation: Evaluation) -> None:
+        evaluations[step] = evaluation
+        if step == 0:
+            save_found(settings.out / FIRST_ROWS, evaluation, evaluated(settings))
+        found = evaluation.estimates
+        numbers = " ".join(f"{name} {found[name].value:.3f}" for name in SHOWN if name in found)
+        progress.say(f"held-out after step {step}: {numbers}")
+
+    def on_samples(step: int, groups: Sequence[Group]) -> None:
+        if progress.progress is not None:
+            progress.progress.console.print(samples_table(step, groups[:2]))
+
+    return Hooks(
+        on_step=on_step,
+        on_eval=on_eval,
+        on_event=lambda event: progress.say(f"guard: {event['message']}"),
+        on_samples=on_samples,
+        say=progress.say,
+    )
+
+
+class Recorder:
+    """Writes metrics to TensorBoard and W&B where they are installed or asked for."""
+
+    def __init__(self, settings: TrainSettings) -> None:
+        self.settings = settings
+        self.board: Any = None
+        self.wandb: Any = None
+
+    def __enter__(self) -> Any:
+        if self.settings.log_dir is not None and find_spec("tensorboard") is None:
+            raise ConfigError("--log-dir needs TensorBoard: pip install 'rookworld[tensorboard]'")
+        if self.settings.wandb and speaks():
+            if find_spec("wandb") is None:
+                raise ConfigError("--wandb needs the extra: pip install 'rookworld[wandb]'")
+            import wandb
+
+            self.wandb = wandb.init(project="rookworld", config=resolved(self.settings))
+        return self.record
+
+    def record(self, step: int, metrics: Mapping[str, float]) -> None:
+        # opened at the first step: a new run clears its folder before it begins
+        if self.board is None and find_spec("tensorboard") is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            folder = self.settings.log_dir or self.settings.out / "tensorboard"
+            self.board = SummaryWriter(str(folder))
+        if self.board is not None:
+            for name, value in metrics.items():
+                self.board.add_scalar(name, value, step)
+        if self.wandb is not None:
+            self.wandb.log(dict(metrics), step=step)
+
+    def __exit__(self, *_: object) -> None:
+        if self.board is not None:
+            self.board.close()
+        if self.wandb is not None:
+            self.wandb.finish()
+
+
+EVALUATED = ("held_out", "eval_policy_rows", "eval_environment_rows", "eval_mates")
+
+
+def evaluated(settings: TrainSettings) -> str:
+    """Eight characters that are equal when the same rows are judged by the same rules."""
+    rules = ("reward_", "p_", "a_")
+    kept = [name for name in resolved(settings) if name in EVALUATED or name.startswith(rules)]
+    return short_hash(settings, ignore=set(resolved(settings)) - set(kept))
+
+
+def show_change(settings: TrainSettings, evaluations: Mapping[int, Evaluation]) -> None:
+    """The run's last evaluation beside its first, which a resumed run has not seen itself."""
+    from rookworld.evaluation.evaluate import load_found
+
+    first, last = min(evaluations), max(evaluations)
+    begun = load_found(settings.out / FIRST_ROWS, evaluated(settings)) if first > 0 else None
+    if begun is not None:
+        show(before_after(begun, evaluations[last]))
+    elif last > first:
+        show(before_after(evaluations[first], evaluations[last]))
+
+
+def before_after(before: Evaluation, after: Evaluation) -> Table:
+    """The same held-out rows before and after, with 95 % intervals of the paired difference."""
+    from rookworld.evaluation.evaluate import paired
+
+    differences = paired(before, after)
+    table = Table("metric", "before", "after", "difference", "95 % interval", "rows")
+    for name, change in differences.items():
+        if name not in SHOWN and not name.startswith(("mate1/accuracy", "A/by_kind")):
+            continue
+        scale, unit, places = (100, " %", 1) if name.startswith(PERCENT) else (1, "", 3)
+        table.add_row(
+            name,
+            f"{scale * before.estimates[name].value:.{places}f}{unit}",
+            f"{scale * after.estimates[name].value:.{places}f}{unit}",
+            f"{scale * change.difference:+.{places}f}",
+            f"{scale * change.low:+.{places}f} … {scale * change.high:+.{places}f}",
+            f"{change.n}",
+        )
+    return table
+
+
+def samples_table(step: int, groups: Sequence[Group]) -> Table:
+    """A few answers with their reward parts."""
+    table = Table("prompt", "answer", "reward", "parts", title=f"answers at step {step}")
+    for group in groups:
+        for text, verdict in list(zip(group.texts, group.verdicts, strict=True))[:3]:
+            parts = " ".join(f"{name} {value:.2f}" for name, value in verdict.parts.items())
+            table.add_row(
+                f"{group.prompt.letter}: {group.prompt.row.fen}",
+                text,
+                f"{verdict.total:.3f}",
+                parts,
+            )
+    return table
+
+
+def check(args: list[str]) -> int:
+    """`rookworld check [MODEL]`: one line a law, exit code 1 if one does not hold."""
+    from rookworld.model.weights import resolve_folder
+    from rookworld.rl.checks import check as run_laws
+
+    models, rest = leading(args)
+    if len(models) > 1:
+        raise ConfigError(f"check: one model at a time, not {' '.join(models)}")
+    flags = ["--model", *models, *rest] if models else rest
+    settings = read_settings(flags, "rookworld check", about=check.__doc__)
+    resolve_folder(settings.model)  # that there is none is a mistake, not a law that fails
+    rows = read_rows(settings.data)
+    rows = rows[:400] + rows[-200:]
+    with tempfile.TemporaryDirectory() as folder:
+        laws = run_laws(replace(settings, out=Path(folder)), rows, show_law)
+    return 0 if all(law.holds for law in laws) else 1
+
+
+def show_law(law: Law) -> None:
+    print(f"{'holds' if law.holds else 'FAILS'}  {law.name}: {law.detail}")
+
+
+def overfit(args: list[str]) -> int:
+    """`rookworld overfit`: three criteria on one fixed batch, exit code 1 if one fails."""
+    from rookworld.rl.checks import fixed_batch
+    from rookworld.rl.checks import overfit as run_overfit
+    from rookworld.rl.trainer import Hooks
+
+    start = override(TrainSettings(), TRAIN_PRESETS["overfit"], "preset overfit")
+    start = replace(start, out=Path("runs/overfit"))
+    settings = read_settings(args, "rookworld overfit", start, about=overfit.__doc__)
+    settings = replace(settings, eval_every=1, flat_tries=0)
+    rows = read_rows(settings.data)
+    if settings.dry_run:
+        return dry_run(settings, fixed_batch(rows, settings))
+    with bar("overfitting") as progress:
+        hooks = Hooks(
+            on_step=lambda step, m: progress.update(
+                step, settings.steps, f"reward {m['reward/mean']:.3f} KL {m['kl/exact']:.4f}"
+            ),
+            on_event=lambda event: progress.say(f"guard: {event['message']}"),
+        )
+        laws = run_overfit(settings, rows, hooks)
+    for law in laws:
+        show_law(law)
+    return 0 if all(law.holds for law in laws) else 1
+
+
+def inspect(args: list[str]) -> int:
+    """`rookworld inspect`: one batch, answers side by side with the truth and every part."""
+    from rookworld.model.precision import matrices_in
+    from rookworld.rl.state import new_state, reward_rules, sampling
+    from rookworld.rollout.collector import Collector
+    from rookworld.runtime.distributed import start
+
+    settings = read_settings(args, "rookworld inspect", about=inspect.__doc__)
+    state = new_state(settings, read_rows(settings.data), start(settings.device))
+    with open_judge(settings.judge, settings.engine, settings.nodes) as judge:
+        collector = Collector(
+            state.learner.model,
+            state.tokenizer,
+            sampling(settings, state.tokenizer),
+            settings.k_samples,
+            settings.seed,
+            reward_rules(settings),
+            judge,
+            dtype=matrices_in(settings.dtype, state.learner.model.device),
+        )
+        groups = collector.groups(state.prompts.take(settings.batch_size), 0, 1.0)
+    for group in groups:
+        show(inspected(group))
+    return 0
+
+
+def inspected(group: Group) -> Table:
+    from rookworld.tasks.environment import ENVIRONMENT
+    from rookworld.tasks.policy import POLICY
+
+    row = group.prompt.row
+    if isinstance(row, PolicyRow):
+        truth = POLICY.answer(row, "compact")
+    else:
+        truth = ENVIRONMENT.answer(row, "compact")
+    parts = sorted({name for verdict in group.verdicts for name in verdict.parts})
+    table = Table("reward", *parts, "answer", "why", title=f"{group.prompt.letter}: {row.fen}")
+    table.add_row("truth", *["" for _ in parts], truth, "")
+    for text, verdict in zip(group.texts, group.verdicts, strict=True):
+        values = [f"{verdict.parts.get(name, 0):.2f}" for name in parts]
+        table.add_row(f"{verdict.total:.3f}", *values, text, verdict.reason)
+    return table

@@ -1,1 +1,0 @@
-"""SURFACE: what each command does with its arguments, and what it prints."""

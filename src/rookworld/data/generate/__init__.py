@@ -1,0 +1,1 @@
+"""Rows of our own making: positions, labels, moves, mates."""

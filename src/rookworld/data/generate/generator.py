@@ -1,0 +1,422 @@
+"""`rookworld data generate`: rows of our own making, the same for the same settings, always.
+
+The law: the rows are a function of the settings. Neither the number of workers, nor a kill at any
+moment followed by the same command, changes them; no position occurs twice (A rows: no position
+with the same move). See `chunks.py` for how.
+
+Left out on purpose: rows of several tasks in one file, and any network.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Literal
+
+from rookworld.data.files import (
+    file_digest,
+    file_origin,
+    read_fens,
+    remove_unfinished,
+    write_records,
+)
+from rookworld.data.generate.analyses import engine_game_rows, given_game_rows
+from rookworld.data.generate.chunks import ChunkFolder, chunks_in_order
+from rookworld.data.generate.games import kept_games, read_games
+from rookworld.data.generate.mates import mate_records, varied_mate
+from rookworld.data.generate.moves import SHARES, Moves, game_records
+from rookworld.data.generate.positions import (
+    POSITIONS_PER_CHUNK,
+    count_positions,
+    kept_positions,
+    labelled_records,
+    played_record,
+    positions_of,
+)
+from rookworld.data.generate.transitions import Proportions, transition_records
+from rookworld.data.sources import source_files
+from rookworld.runtime.errors import ConfigError
+from rookworld.tasks.engine import Engine, EngineLost, find_engine
+from rookworld.tasks.notation import position_key
+
+Record = dict[str, Any]
+
+GAMES_PER_CHUNK = {"P": 4, "A": 50, "mate": 0}
+A_ROWS_PER_CHUNK = 250
+GAME_ROWS_PER_CHUNK = 1_000
+MATES_PER_CHUNK = 100
+DEFAULT_ROWS = 6_000
+ATTEMPTS = 3
+"""Times that a chunk is begun before a dying engine is the user's problem."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateSettings:
+    """Make rows."""
+
+    out: Path
+    """Parquet file to write."""
+
+    task: Literal["P", "A", "mate"] = "P"
+    """P: positions analysed by the engine. A: moves and what they lead to. mate: positions with a
+    mate to find."""
+
+    rows: int | None = None
+    """Rows to make, over all shards; 6000 if not given, with --positions as many as there are."""
+
+    seed: int = 0
+    """Same seed, same rows."""
+
+    workers: int = 0
+    """Processes; 0 = one per core. Does not change the rows."""
+
+    shard: str = "0/1"
+    """Part i of n, counted from 0 (n/n means 0/n): makes rows/n rows from games of its own."""
+
+    nodes: int = 5_000
+    """P: nodes of the search that labels a kept position."""
+
+    play_nodes: int = 2_000
+    """P: nodes of the search for a move between kept positions."""
+
+    every: int = 6
+    """P: one position in so many plies is kept, on average."""
+
+    random_plies: int = 24
+    """P: most random plies at the start of a game."""
+
+    mistakes: float = 0.2
+    """P: largest share of random moves in a game."""
+
+    clear_hash: bool = False
+    """P: clear the engine's hash before each label, as the Stockfish judge does."""
+
+    engine: str | None = None
+    """P: the engine's path; without it STOCKFISH_PATH, PATH and /usr/games are searched."""
+
+    games: tuple[Path, ...] = ()
+    """P, A: games to take positions from: PGN files, or text files with one game of UCI moves a
+    line."""
+
+    positions: tuple[Path, ...] = ()
+    """Rows whose positions are used (Parquet, JSONL, folders of them, embedded:PART, hub ids): P
+    labels each of them, A plays one move in each, mate changes a man or two and keeps those that
+    still have a mate."""
+
+    moves: Moves | None = None
+    """A: moves of every sort; `ends`: mostly listed ones and checks, and draws where few men are
+    left; `edge`: those that nearly end the game or are nearly legal. One in each of --positions
+    (`all` if not given) or in every position of games, in place of rows by class."""
+
+    plies: int = 0
+    """A with --positions: at most so many random plies are played before the row's move and shown
+    in its history."""
+
+    games_share: float = 1.0
+    """P, A: share of the rows that come from the given games; the rest is played."""
+
+    mate_in: Literal[1, 2] = 1
+    """mate: moves to the mate."""
+
+    proportions: Proportions = field(default_factory=Proportions)
+    """A: weights of the classes, unless --positions or --moves are given."""
+
+    exclude: tuple[Path, ...] = ()
+    """Rows whose positions are left out: files, folders, embedded:PART, hub ids."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work, naming the value and the remedy."""
+        at_least = {"rows": 1, "workers": 0, "nodes": 1, "play_nodes": 1, "every": 1}
+        for name, least in {**at_least, "random_plies": 0, "plies": 0}.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"--{name}: {value} is less than {least}")
+        for name in ("mistakes", "games_share"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ConfigError(f"--{name}: {getattr(self, name)} is not between 0 and 1")
+        if self.out.suffix != ".parquet":
+            raise ConfigError(f"--out: {self.out} does not end in .parquet")
+        if self.moves is not None and self.task != "A":
+            raise ConfigError(f"--moves {self.moves} needs --task A")
+        if self.plies and not (self.task == "A" and self.positions):
+            raise ConfigError(f"--plies {self.plies} needs --task A and --positions")
+        if self.positions and self.games:
+            raise ConfigError("--positions and --games: rows are made from one of them, not both")
+        _ = self.part
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """The shard as (number, of how many)."""
+        number, slash, count = self.shard.partition("/")
+        if slash and number.isdecimal() and count.isdecimal() and int(count) >= max(1, int(number)):
+            return int(number) % int(count), int(count)
+        raise ConfigError(f"--shard: {self.shard!r} is not i/n with i from 0 to n-1, such as 0/4")
+
+    @property
+    def played_moves(self) -> Moves | None:
+        """A: how moves are drawn; None: rows are looked for by class."""
+        return self.moves or ("all" if self.positions else None)
+
+    @property
+    def each_game_once(self) -> bool:
+        """Whether rows end with the given games: no class is looked for until it is found."""
+        alone = bool(self.games) and self.games_share == 1.0
+        return alone and (self.task == "P" or self.moves is not None)
+
+    @property
+    def wanted(self) -> int | None:
+        """Rows over all shards, None for one of each given position."""
+        return DEFAULT_ROWS if self.rows is None and not self.positions else self.rows
+
+    def target(self, given: int) -> int:
+        """Rows of this shard, at most, if so many games or positions are given."""
+        number, count = self.part
+        if self.wanted is None:
+            size = POSITIONS_PER_CHUNK[self.task]
+            chunks = range(number, math.ceil(given / size), count)
+            return sum(min(size, given - chunk * size) for chunk in chunks)
+        return self.wanted // count + (number < self.wanted % count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generated:
+    """What a generation made."""
+
+    rows: int
+    """Rows in the file."""
+
+    repeated: int
+    """Rows left out because an earlier one has the same position (A: and move)."""
+
+    excluded: int
+    """Rows left out because their position is in an excluded file."""
+
+    asked: int
+    """Rows asked for; more than `rows` only if the given games or positions were not enough."""
+
+
+def generate(settings: GenerateSettings, progress: Callable[[int, int], None]) -> Generated:
+    """Write the file of rows; `progress` is told rows done and rows in all.
+
+    Run again after an interruption it goes on; run again after the end it changes nothing.
+    """
+    origin = chunk_origin(settings)
+    excluded_files = [path for source in settings.exclude for path in source_files(source)]
+    result = {**origin, "rows": settings.wanted, "exclude": contents(excluded_files)}
+    folder = ChunkFolder(settings.out.with_name(settings.out.name + ".parts"))
+    if settings.out.exists():
+        done = file_origin(settings.out) or {}
+        if any(done.get(name) != value for name, value in result.items()):
+            raise ConfigError(
+                f"--out: {settings.out} holds rows of other settings: give another name, or delete"
+                " it"
+            )
+        folder.remove()
+        return Generated(**done["made"])
+    excluded = {position_key(fen) for path in excluded_files for fen in read_fens(path)}
+    with folder.opened(origin):
+        store, given = kept_source(folder.path, settings)
+        make = partial(make_chunk, settings, store)
+        workers = settings.workers or len(os.sched_getaffinity(0))
+        chunks = chunks_in_order(folder, chunk_numbers(settings, given), make, workers)
+        merged = Merge(settings.task, settings.target(given), excluded)
+        progress(0, merged.target)
+        for records in chunks:
+            merged.add(records)
+            progress(len(merged.records), merged.target)
+            if merged.full:
+                chunks.close()
+                break
+        made = merged.summary()
+        note = {**result, "made": asdict(made)}
+        write_records(settings.out, merged.records, settings.task, origin=note)
+        remove_unfinished(settings.out)
+        folder.remove()
+    return made
+
+
+def contents(files: Iterable[Path]) -> list[list[str]]:
+    """Name and digest of each file: one that has changed excludes other positions."""
+    return [[path.name, file_digest(path)] for path in files]
+
+
+class Merge:
+    """Rows in chunk order, each position once, up to the number asked for."""
+
+    def __init__(self, task: str, target: int, excluded: set[str]) -> None:
+        self.target = target
+        self.with_move = task == "A"
+        self.records: list[Record] = []
+        self.repeated = 0
+        self.excluded = 0
+        self._seen: set[str] = set()
+        self._excluded = excluded
+
+    @property
+    def full(self) -> bool:
+        """Whether there are as many rows as asked for."""
+        return len(self.records) == self.target
+
+    def add(self, records: list[Record]) -> None:
+        """Take the rows of the next chunk."""
+        for record in records:
+            if self.full:
+                return
+            key = position = position_key(record["fen"])
+            if self.with_move:
+                key = f"{position} {record['move']}"
+            if position in self._excluded:
+                self.excluded += 1
+            elif key in self._seen:
+                self.repeated += 1
+            else:
+                self._seen.add(key)
+                self.records.append(record)
+
+    def summary(self) -> Generated:
+        """The counts."""
+        return Generated(
+            rows=len(self.records),
+            repeated=self.repeated,
+            excluded=self.excluded,
+            asked=self.target,
+        )
+
+
+def chunk_origin(settings: GenerateSettings) -> dict[str, Any]:
+    """The settings on which the rows of a chunk depend, as JSON has them."""
+    played = () if settings.positions else ("play_nodes", "every", "random_plies", "mistakes")
+    names: dict[str, tuple[str, ...]] = {
+        "P": ("nodes", *played, "clear_hash"),
+        "A": (),
+        "mate": ("mate_in",),
+    }
+    origin = {name: getattr(settings, name) for name in ("task", "seed", *names[settings.task])}
+    origin["shard"] = list(settings.part)
+    if settings.task == "P":
+        with Engine(find_engine(settings.engine)) as engine:
+            origin["engine"] = engine.name
+    if settings.task == "A" and not settings.played_moves:
+        origin["proportions"] = asdict(settings.proportions)
+    if settings.games:
+        origin["games"] = [path.name for path in settings.games]
+        origin["games_share"] = settings.games_share
+    if settings.positions:
+        origin["positions"] = [path.name for path in settings.positions]
+    if settings.task == "A" and settings.played_moves:
+        origin["shares"] = SHARES[settings.played_moves]
+    if settings.plies:
+        origin["plies"] = settings.plies
+    return origin
+
+
+def kept_source(folder: Path, settings: GenerateSettings) -> tuple[Path | None, int]:
+    """The file in `folder` with the given games or positions, and how many there are."""
+    if (positions := kept_positions(folder, settings.positions)) is not None:
+        return positions, count_positions(positions)
+    games = kept_games(folder, settings.games)
+    return games, len(read_games(games)) if games else 0
+
+
+def chunk_numbers(settings: GenerateSettings, given: int) -> Iterator[int]:
+    """The chunk numbers of this shard: without end, or until what is given is used up."""
+    number, count = settings.part
+    if settings.positions:
+        size = POSITIONS_PER_CHUNK[settings.task]
+    elif settings.each_game_once:
+        size = GAMES_PER_CHUNK[settings.task]
+    else:
+        return itertools.count(number, count)
+    return iter(range(number, math.ceil(given / size), count))
+
+
+def make_chunk(settings: GenerateSettings, store: Path | None, number: int) -> list[Record]:
+    """The rows of one chunk: a pure function of settings, what is given, and number."""
+    if settings.task == "A":
+        return environment_records(settings, store, number)
+    if settings.task == "mate":
+        return mates_of_chunk(settings, store, number)
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return analysis_records(settings, store, number)
+        except EngineLost:
+            continue
+    return analysis_records(settings, store, number)
+
+
+def chunk_rng(settings: GenerateSettings, number: int) -> random.Random:
+    """The chunk's own source of chance."""
+    return random.Random(f"{settings.task}/{settings.seed}/{number}")
+
+
+def given_games(settings: GenerateSettings, path: Path | None, number: int) -> list[list[str]]:
+    """The given games of a chunk; none if it is one of those that are played."""
+    if path is None:
+        return []
+    share = settings.games_share
+    before, after = int(number * share), int((number + 1) * share)
+    if before == after:
+        return []
+    games, count = read_games(path), GAMES_PER_CHUNK[settings.task]
+    numbers = range(before * count, (before + 1) * count)
+    if settings.each_game_once:
+        numbers = range(numbers.start, min(numbers.stop, len(games)))
+    return [games[number % len(games)].split() for number in numbers]
+
+
+def given_positions(
+    settings: GenerateSettings, store: Path, number: int
+) -> Iterator[tuple[str, list[str]]]:
+    """The given positions of a chunk, each with its listed moves."""
+    size = POSITIONS_PER_CHUNK[settings.task]
+    return positions_of(store, range(number * size, (number + 1) * size))
+
+
+def environment_records(
+    settings: GenerateSettings, store: Path | None, number: int
+) -> list[Record]:
+    """The A rows of one chunk."""
+    rng, moves = chunk_rng(settings, number), settings.played_moves
+    if settings.positions and store and moves:
+        given = given_positions(settings, store, number)
+        rows = (played_record(fen, listed, rng, moves, settings.plies) for fen, listed in given)
+        return [row for row in rows if row is not None]
+    games = given_games(settings, store, number)
+    if moves:
+        return game_records(rng, moves, GAME_ROWS_PER_CHUNK, games)
+    return transition_records(rng, settings.proportions, A_ROWS_PER_CHUNK, games)
+
+
+def mates_of_chunk(settings: GenerateSettings, store: Path | None, number: int) -> list[Record]:
+    """The mates of one chunk."""
+    rng = chunk_rng(settings, number)
+    if settings.positions and store:
+        given = given_positions(settings, store, number)
+        varied = (varied_mate(fen, settings.mate_in, rng) for fen, _ in given)
+        return [record for record in varied if record is not None]
+    return mate_records(rng, settings.mate_in, MATES_PER_CHUNK)
+
+
+def analysis_records(settings: GenerateSettings, store: Path | None, number: int) -> list[Record]:
+    """The P rows of one chunk."""
+    rng, engine = chunk_rng(settings, number), kept_engine(find_engine(settings.engine))
+    if settings.positions and store:
+        fens = (fen for fen, _ in given_positions(settings, store, number))
+        return list(labelled_records(engine, settings, fens))
+    if given := given_games(settings, store, number):
+        games = [given_game_rows(engine, rng, settings, moves) for moves in given]
+    else:
+        games = [engine_game_rows(engine, rng, settings) for _ in range(GAMES_PER_CHUNK["P"])]
+    return [record for game in games for record in game]
+
+
+@cache
+def kept_engine(path: Path) -> Engine:
+    """This process's engine, for all its chunks: starting one takes as long as playing a chunk."""
+    return Engine(path)

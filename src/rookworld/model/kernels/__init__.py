@@ -1,0 +1,1 @@
+"""Kernels and recorded passes: what makes a model fast, never what it computes."""

@@ -1,0 +1,199 @@
+# mypy: ignore-errors
+"""One decode step for CUDA in Triton: embed, norm, attend and choose, and products of a few rows.
+
+Law: the same numbers as `Batch.choose(Batch.logits(slot))`, up to the order of sums, and the same
+noise bit by bit. Each kernel reads what it must once, and there are few of them. Imported only
+where CUDA is: Triton is no dependency of its own. Left out: top-k and top-p, which take the plain
+path after the logits.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from rookworld.model.kernels.triton_attention import attend
+from rookworld.model.kernels.triton_choice import choose
+from rookworld.model.kernels.triton_launch import await_previous, begin, early
+from rookworld.model.kernels.triton_product import product_parts, suits, suits_widening, widened
+from rookworld.model.sampling.decode_batch import Batch
+from rookworld.model.sampling.decoder import Dense, Norm, Weights
+
+
+def advance(batch: Batch) -> None:
+    """Feed every row's last token, draw and record the next; all of it on the device."""
+    draw(batch, _logits(batch))
+
+
+def draw(batch: Batch, logits: Tensor) -> None:
+    """Draw and record the next token of every row."""
+    if batch.rows.rules.truncated:
+        batch.choose(logits)
+    else:
+        choose(batch, logits)
+
+
+def _logits(batch: Batch) -> Tensor:
+    weights, rows = batch.weights, batch.shape.rows
+    width = weights.config.n_embd
+    x = torch.empty(rows, width, dtype=weights.wte.dtype, device=weights.device)
+    h = torch.empty(rows, width, dtype=weights.dtype, device=weights.device)
+    layers = weights.layers
+    _embed_norm(batch, x, h, layers[0].norm_1)
+    for index, layer in enumerate(layers):
+        seen = torch.empty_like(h)
+        if suits(h):
+            attend(batch, index, product_parts(layer.attend, h), seen, layer.attend.bias)
+        else:
+            attend(batch, index, layer.attend(h), seen)
+        _finish(x, layer.project, seen, h, layer.norm_2)
+        after = layers[index + 1].norm_1 if index + 1 < len(layers) else weights.norm
+        _finish(x, layer.narrow, _widen(layer.widen, h), h, after)
+    return weights.logits(h)
+
+
+def _finish(x: Tensor, dense: Dense, seen: Tensor, h: Tensor, norm: Norm) -> None:
+    """x += dense(seen); h = norm(x)."""
+    if suits(seen):
+        _add_parts_norm(x, product_parts(dense, seen), dense.bias, h, norm)
+    else:
+        _add_norm(x, dense(seen), h, norm)
+
+
+def _widen(dense: Dense, h: Tensor) -> Tensor:
+    """gelu_tanh of the product, in one kernel where rounding to bf16 hides how it is computed."""
+    if h.dtype is torch.float32:
+        return dense(h, gelu=True)
+    if suits_widening(h):
+        return widened(dense, h)
+    return torch._addmm_activation(dense.bias, h, dense.weight.t(), use_gelu=True)
+
+
+def _embed_norm(batch: Batch, x: Tensor, h: Tensor, norm: Norm) -> None:
+    weights: Weights = batch.weights
+    rows, width = x.shape
+    _embed_norm_kernel[(rows,)](
+        x,
+        h,
+        weights.wte,
+        weights.wpe,
+        batch.last,
+        batch.lengths,
+        batch.index,
+        norm.weight,
+        norm.bias,
+        norm.eps,
+        batch.shape.width,
+        weights.config.n_positions - 1,
+        WIDTH=width,
+        BLOCK=triton.next_power_of_2(width),
+        EARLY=early(x.device)["EARLY"],
+        num_warps=4,
+    )
+
+
+def _add_norm(x: Tensor, delta: Tensor, h: Tensor, norm: Norm) -> None:
+    """x += delta; h = norm(x)."""
+    rows, width = x.shape
+    _add_norm_kernel[(rows,)](
+        x,
+        delta,
+        h,
+        norm.weight,
+        norm.bias,
+        norm.eps,
+        WIDTH=width,
+        BLOCK=triton.next_power_of_2(width),
+        num_warps=4,
+        **early(x.device),
+    )
+
+
+def _add_parts_norm(x: Tensor, parts: Tensor, bias: Tensor, h: Tensor, norm: Norm) -> None:
+    """x += the sum of parts + bias; h = norm(x)."""
+    rows, width = x.shape
+    _add_parts_norm_kernel[(rows,)](
+        x,
+        parts,
+        bias,
+        h,
+        norm.weight,
+        norm.bias,
+        norm.eps,
+        rows * width,
+        PARTS=len(parts),
+        WIDTH=width,
+        BLOCK=triton.next_power_of_2(width),
+        num_warps=4,
+        **early(x.device),
+    )
+
+
+@triton.jit
+def _add_parts_norm_kernel(
+    x, parts, bias, h, weight, shift, eps, size,
+    PARTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    begin(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BLOCK)
+    live = d < WIDTH
+    await_previous(EARLY)
+    value = tl.load(x + row * WIDTH + d, mask=live, other=0.0).to(tl.float32)
+    value += tl.load(bias + d, mask=live, other=0.0).to(tl.float32)
+    for part in tl.static_range(PARTS):
+        value += tl.load(parts + part * size + row * WIDTH + d, mask=live, other=0.0)
+    value = value.to(x.dtype.element_ty)
+    tl.store(x + row * WIDTH + d, value, mask=live)
+    _store_norm(value.to(tl.float32), live, d, h + row * WIDTH, weight, shift, eps, WIDTH)
+
+
+@triton.jit
+def _store_norm(value, live, d, h, weight, bias, eps, WIDTH: tl.constexpr):
+    """h[d] = norm of the fp32 `value`, whose elements outside `live` are 0."""
+    mean = tl.sum(value, 0) / WIDTH
+    centred = tl.where(live, value - mean, 0.0)
+    spread = tl.sum(centred * centred, 0) / WIDTH
+    scale = tl.load(weight + d, mask=live, other=0.0).to(tl.float32)
+    shift = tl.load(bias + d, mask=live, other=0.0).to(tl.float32)
+    normed = centred * (1.0 / tl.sqrt(spread + eps)) * scale + shift
+    tl.store(h + d, normed.to(h.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def _embed_norm_kernel(
+    x, h, wte, wpe, last, lengths, index, weight, bias, eps, width, final,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """The first of a step, and launched plainly: whatever wrote weights or tokens is done."""
+    begin(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BLOCK)
+    live = d < WIDTH
+    token = tl.load(last + row)
+    position = tl.load(lengths + row // width) + tl.load(index) - 1
+    position = tl.minimum(position, final)
+    value = tl.load(wte + token * WIDTH + d, mask=live, other=0.0).to(tl.float32)
+    value += tl.load(wpe + position * WIDTH + d, mask=live, other=0.0).to(tl.float32)
+    value = value.to(x.dtype.element_ty)
+    tl.store(x + row * WIDTH + d, value, mask=live)
+    _store_norm(value.to(tl.float32), live, d, h + row * WIDTH, weight, bias, eps, WIDTH)
+
+
+@triton.jit
+def _add_norm_kernel(
+    x, delta, h, weight, bias, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    begin(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BLOCK)
+    live = d < WIDTH
+    await_previous(EARLY)
+    value = tl.load(x + row * WIDTH + d, mask=live, other=0.0).to(tl.float32)
+    value += tl.load(delta + row * WIDTH + d, mask=live, other=0.0).to(tl.float32)
+    value = value.to(x.dtype.element_ty)
+    tl.store(x + row * WIDTH + d, value, mask=live)
+    _store_norm(value.to(tl.float32), live, d, h + row * WIDTH, weight, bias, eps, WIDTH)

@@ -1,0 +1,1 @@
+"""The one sampler, for training, evaluation and play."""

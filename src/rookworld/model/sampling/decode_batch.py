@@ -1,0 +1,165 @@
+"""The rows being sampled together: tensors of one fixed shape that every step updates in place.
+
+Law: a row that is done writes nothing more; every row of a batch is at the same token index, so a
+step needs no indices of its own per row and can be captured once and replayed.
+Rows are grouped by prompt, [groups, width]; groups and rows beyond the real ones are done at birth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rookworld.model.sampling.choice import Rules, choose
+from rookworld.model.sampling.decoder import Weights, decode
+from rookworld.model.sampling.kv_cache import Cache, padding_bias
+from rookworld.runtime.errors import ModelError
+
+Mask = Callable[[Tensor], Tensor]
+"""Tokens so far [rows, tokens] -> bool [rows, vocabulary], true where a token may follow."""
+
+
+class Shape(NamedTuple):
+    """How large a batch's tensors are: groups × width rows, and slots for prompts and answers."""
+
+    groups: int
+    width: int
+    prefix: int
+    new: int
+
+    @property
+    def rows(self) -> int:
+        return self.groups * self.width
+
+
+def rounded_up(size: int, multiple: int) -> int:
+    """The next multiple: many sizes become few."""
+    return -(-size // multiple) * multiple
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What sampling must know of each row."""
+
+    keys: Tensor
+    """[rows] int64, the row's randomness"""
+    limits: Tensor
+    """[rows] int64, its maximum of new tokens"""
+    done: Tensor
+    """[rows] bool"""
+    rules: Rules
+
+    @classmethod
+    def idle(cls, rows: int, device: torch.device, truncated: bool, random: bool) -> Rows:
+        counts = torch.zeros(rows, dtype=torch.int64, device=device)
+        ones = torch.ones(rows, device=device)
+        rules = Rules(
+            ones, counts.clone(), ones.clone(), ones.bool(), truncated=truncated, random=random
+        )
+        return cls(counts, counts.clone(), ones.bool(), rules)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {
+            "keys": self.keys,
+            "limits": self.limits,
+            "done": self.done,
+            **self.rules.tensors(),
+        }
+
+    def receive(self, other: Rows) -> None:
+        """Copy `other`'s rows to the front; what lies behind them is done."""
+        self.done.fill_(True)
+        theirs = other.tensors()
+        for name, mine in self.tensors().items():
+            mine[: len(theirs[name])].copy_(theirs[name])
+
+    def take(self, rows: Tensor) -> Rows:
+        return Rows(self.keys[rows], self.limits[rows], self.done[rows], self.rules.take(rows))
+
+
+class Batch:
+    """The state of one decode, allocated once for a `Shape`."""
+
+    def __init__(self, weights: Weights, shape: Shape, truncated: bool, random: bool) -> None:
+        device, heads = weights.device, weights.config.n_head
+        self.weights, self.shape = weights, shape
+        # On the CPU fp32: its batched bf16 products of one query are three times slower.
+        dtype = torch.float32 if device.type == "cpu" else weights.dtype
+        self.cache = Cache(weights.config, shape, dtype, device)
+        self.lengths = torch.ones(shape.groups, dtype=torch.int64, device=device)
+        self.bias = torch.zeros(shape.groups * heads, 1, shape.prefix, device=device)
+        self.padded = True
+        self.rows = Rows.idle(shape.rows, device, truncated, random)
+        self.last = torch.zeros(shape.rows, dtype=torch.int64, device=device)
+        self.eos = torch.zeros(1, dtype=torch.int64, device=device)
+        self.index = torch.zeros(1, dtype=torch.int64, device=device)
+        self.arrivals = torch.zeros(shape.rows * heads, dtype=torch.int32, device=device)
+        """Programs of a kernel that share a row count themselves here, and leave zeros behind."""
+        self.tokens = torch.zeros(shape.new, shape.rows, dtype=torch.int64, device=device)
+        self.logp = torch.zeros(shape.new, shape.rows, device=device)
+        self.entropy = torch.zeros(shape.new, shape.rows, device=device)
+
+    def begin(self, lengths: Tensor, rows: Rows, eos: int) -> None:
+        """Take in a new request; the prefix is the caller's to fill."""
+        self._set_lengths(lengths)
+        self.rows.receive(rows)
+        self.eos.fill_(eos)
+        self.index.zero_()
+        self.tokens.fill_(eos)
+        self.logp.zero_()
+        self.entropy.zero_()
+
+    def _set_lengths(self, lengths: Tensor) -> None:
+        self.lengths.fill_(1)
+        self.lengths[: len(lengths)].copy_(lengths)
+        self.bias.copy_(padding_bias(self.lengths, self.shape.prefix, self.weights.config.n_head))
+
+    def receive(self, other: Batch, groups: Tensor, columns: Tensor) -> None:
+        """Continue with some `groups` [n] of `other`, each with some `columns` [n, width]."""
+        rows = (groups[:, None] * other.shape.width + columns).flatten()
+        self.padded = other.padded
+        self._set_lengths(other.lengths[groups])
+        self.rows.receive(other.rows.take(rows))
+        self.cache.receive(other.cache, groups, columns)
+        self.eos.copy_(other.eos)
+        self.index.copy_(other.index)
+        self.last[: len(rows)].copy_(other.last[rows])
+        for mine, theirs in zip(self.outputs(), other.outputs(), strict=True):
+            mine[:, : len(rows)].copy_(theirs[:, rows])
+
+    def outputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.tokens, self.logp, self.entropy
+
+    def record(self, token: Tensor, logp: Tensor, entropy: Tensor) -> None:
+        """Write one token of every row that is not done, and see which now are."""
+        done = self.rows.done
+        token = torch.where(done, self.eos, token)
+        self.tokens.index_copy_(0, self.index, token[None])
+        self.logp.index_copy_(0, self.index, logp.masked_fill(done, 0)[None])
+        self.entropy.index_copy_(0, self.index, entropy.masked_fill(done, 0)[None])
+        # An end token that never comes is -1, and a row that is done is still fed.
+        self.last.copy_(token.clamp_min(0))
+        self.index.add_(1)
+        done.logical_or_((token == self.eos) | (self.index >= self.rows.limits))
+
+    def choose(self, logits: Tensor, mask: Mask | None = None, used: int = 0) -> None:
+        """Draw the next token of every row from `logits` [rows, vocabulary] and record it."""
+        if mask is not None:
+            allowed = mask(self.tokens[:used].T)
+            if not bool((allowed.any(-1) | self.rows.done).all()):
+                raise ModelError("the constraint leaves a row without any token to continue with")
+            logits = logits.masked_fill(~allowed, -torch.inf)
+        self.record(*choose(logits, self.rows.rules, self.rows.keys, self.index))
+
+    def logits(self, slot: int | Tensor) -> Tensor:
+        """Scores for the next token of every row, after feeding the last one at own `slot`."""
+        # A row that is done may stand beyond the last position while its neighbours go on.
+        positions = (self.lengths[:, None] + slot).clamp_max(self.weights.config.n_positions - 1)
+        positions = positions.expand(self.shape.groups, self.shape.width)
+        ids = self.last.view(self.shape.groups, self.shape.width)
+        bias = self.bias if self.padded else None
+        return decode(self.weights, self.cache, ids, positions, slot, bias)

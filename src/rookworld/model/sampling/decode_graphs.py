@@ -1,0 +1,284 @@
+"""How a batch takes one step: run as it stands, or captured once as a CUDA graph and replayed.
+
+Law: both do what `Batch` says; a graph reads live weights (or the copy that `Weights.refresh`
+writes in place), so an update of the model is seen by the next replay. A capture that fails raises:
+a sampler that quietly ran ten times slower would go unnoticed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rookworld.model.kernels.dispatch import beside, have_triton
+from rookworld.model.sampling.decode_batch import Batch, Mask, Shape, rounded_up
+from rookworld.model.sampling.decoder import Weights, prefill
+
+Kernels = Literal["torch", "triton"]
+
+BATCHES_KEPT = 6
+"""Batches whose buffers (and graph) stay allocated for a later call of the same shape."""
+BYTES_KEPT = 2 << 30
+"""Captured batches beyond those stay while all are this small: answers that end one by one meet
+many shapes, and capturing one again costs as much as dozens of its steps."""
+
+PREFILL_TOKENS = {"cpu": 1152, "cuda": 1 << 16}
+"""Tokens prefilled at once: on the CPU few enough for the activations to stay in its cache."""
+PREFILL_CAPTURED = 1 << 13
+"""Tokens up to which a prefill is captured; beyond them the host keeps ahead of the GPU."""
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Names of <malloc.h>."""
+
+Ids = NDArray[np.int64]
+Key = tuple[Shape, bool, bool]
+"""What a batch is made for: its shape, and whether rows are truncated and random."""
+
+
+T = TypeVar("T")
+
+
+class _Kept(Generic[T]):
+    """What was made for the last keys: a few, and more while they are small.
+
+    The least recently used goes first.
+    """
+
+    def __init__(
+        self, make: Callable[[Shape, bool, bool], T], cost: Callable[[Shape], int], budget: int
+    ) -> None:
+        self.make, self.cost, self.budget = make, cost, budget
+        self.values: OrderedDict[Key, T] = OrderedDict()
+
+    def __getitem__(self, key: Key) -> T:
+        if key not in self.values:
+            room = self.budget - self.cost(key[0])
+            while len(self.values) >= BATCHES_KEPT and self._spent() > room:
+                self.values.popitem(last=False)
+            self.values[key] = self.make(*key)
+        self.values.move_to_end(key)
+        return self.values[key]
+
+    def _spent(self) -> int:
+        return sum(self.cost(shape) for shape, *_ in self.values)
+
+
+class Stepper(Protocol):
+    look_every: int
+    """how many tokens pass before the host looks at the device"""
+    steps_ahead: int
+    """how many the device is given to do meanwhile; what ends in them is seen at the next look"""
+    shrink_at: float
+    """rows are compacted when no more than this fraction of them is left"""
+
+    def batch(self, shape: Shape, truncated: bool, random: bool) -> Batch:
+        """A batch of at least `shape`, ready to begin."""
+        ...
+
+    def start(self, batch: Batch, prompts: Sequence[Ids], mask: Mask | None) -> None:
+        """Fill the prefix from `prompts`, shortest first; draw and record a token for every row."""
+        ...
+
+    def step(self, batch: Batch, slot: int, mask: Mask | None) -> None:
+        """Feed every row's last token at own `slot`, draw and record the next."""
+        ...
+
+
+class Eager:
+    """Every operation launched by the host; the only way with a constraint, and on the CPU."""
+
+    shrink_at = 0.75
+    steps_ahead = 0
+
+    def __init__(self, weights: Weights) -> None:
+        self.look_every = 1 if weights.device.type == "cpu" else 8
+        keep_freed_pages()
+        # Buffers are kept because fresh pages cost a tenth of a short decode.
+        self.batches = _Kept(lambda *key: Batch(weights, *key), lambda _: 1, 0)
+
+    def batch(self, shape: Shape, truncated: bool, random: bool) -> Batch:
+        batch = self.batches[shape, truncated, random]
+        batch.cache.restart_own()
+        return batch
+
+    def start(self, batch: Batch, prompts: Sequence[Ids], mask: Mask | None) -> None:
+        batch.choose(fill(batch, prompts), mask)
+
+    def step(self, batch: Batch, slot: int, mask: Mask | None) -> None:
+        batch.cache.make_room_for(slot)
+        batch.choose(batch.logits(slot), mask, slot + 1)
+
+
+def keep_freed_pages() -> None:
+    """Let glibc reuse freed blocks of up to 32 MiB, its limit, and hand none back to the system.
+
+    Otherwise it fetches the temporaries of prefills and passes anew, page by page, which was a
+    tenth of a prefill and a twentieth of a training step. Elsewhere this does nothing.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(M_TRIM_THRESHOLD, (2 << 30) - 1)
+
+
+def fill(batch: Batch, prompts: Sequence[Ids]) -> Tensor:
+    """Fill the prefix, a budget of tokens at a time; the rows' logits for their first token."""
+    weights, device = batch.weights, batch.weights.device
+    budget = PREFILL_TOKENS.get(device.type, 1 << 14)
+    logits = torch.zeros(batch.shape.groups, weights.config.vocab_size, device=device)
+    first = 0
+    while first < len(prompts):
+        # Sorted by length, so the longest that fits decides how many do.
+        size = 1
+        while first + size < len(prompts) and (size + 1) * len(prompts[first + size]) <= budget:
+            size += 1
+        taken = prompts[first : first + size]
+        ids, lengths = (one.to(device) for one in padded(taken, size, len(taken[-1])))
+        logits[first : first + size] = prefill(weights, batch.cache, first, ids, lengths)
+        first += size
+    return logits.repeat_interleave(batch.shape.width, 0)
+
+
+def padded(prompts: Sequence[Ids], rows: int, tokens: int) -> tuple[Tensor, Tensor]:
+    """Ids [rows, tokens] and lengths; rows without a prompt have one token."""
+    lines, lengths = np.zeros((rows, tokens), dtype=np.int64), np.ones(rows, dtype=np.int64)
+    for line, ids in enumerate(prompts):
+        lines[line, : len(ids)], lengths[line] = ids, len(ids)
+    return torch.from_numpy(lines), torch.from_numpy(lengths)
+
+
+class _Start(NamedTuple):
+    """A captured prefill and first choice, for prompts of up to so many tokens."""
+
+    ids: Tensor
+    lengths: Tensor
+    graph: torch.cuda.CUDAGraph
+
+
+class _Made(NamedTuple):
+    """What is kept for a shape of batch."""
+
+    batch: Batch
+    step: torch.cuda.CUDAGraph
+    starts: dict[int, _Start | None]
+    """By the tokens of the longest prompt, rounded up; None: met once, or too many to capture."""
+
+
+class Graphed:
+    """A captured step and captured starts per shape of batch, and its buffers, for later calls.
+
+    A start that does not come back is not worth its capture; a step comes back for every token.
+    """
+
+    look_every, steps_ahead = 4, 1
+    shrink_at = 0.5
+
+    def __init__(self, weights: Weights, kernels: Kernels, compiled: bool = False) -> None:
+        self.weights = weights
+        self.advance, self.draw = _advance(kernels)
+        if compiled:
+            self.advance = torch.compile(self.advance, dynamic=False, fullgraph=True)
+        self.pool = torch.cuda.graph_pool_handle()
+        self.made = _Kept(self._make, self._bytes, BYTES_KEPT)
+
+    def batch(self, shape: Shape, truncated: bool, random: bool) -> Batch:
+        return self.made[roomy(shape), truncated, random].batch
+
+    def step(self, batch: Batch, slot: int, mask: Mask | None) -> None:
+        self._of(batch).step.replay()
+
+    def start(self, batch: Batch, prompts: Sequence[Ids], mask: Mask | None) -> None:
+        groups, longest = batch.shape.groups, rounded_up(len(prompts[-1]), 16)
+        tokens = min(longest, self.weights.config.n_positions)
+        starts = self._of(batch).starts
+        if groups * tokens > PREFILL_CAPTURED or tokens not in starts:
+            starts[tokens] = None
+            self.draw(batch, fill(batch, prompts))
+            return
+        given = padded(prompts, groups, tokens)
+        start = starts[tokens] or self._capture_start(batch, *given)
+        starts[tokens] = start
+        start.ids.copy_(given[0])
+        start.lengths.copy_(given[1])
+        start.graph.replay()
+
+    def _of(self, batch: Batch) -> _Made:
+        rules = batch.rows.rules
+        return self.made[batch.shape, rules.truncated, rules.random]
+
+    def _bytes(self, shape: Shape) -> int:
+        """Of a batch's keys and values."""
+        config, slots = self.weights.config, shape.groups * shape.prefix + shape.rows * shape.new
+        return 2 * slots * config.n_layer * config.n_embd * self.weights.dtype.itemsize
+
+    def _make(self, shape: Shape, truncated: bool, random: bool) -> _Made:
+        """A batch and the graph of its step; what the warm-up writes at index 1 is forgotten."""
+        batch = Batch(self.weights, shape, truncated, random)
+        batch.cache.resize_own(shape.new)
+        batch.index.fill_(1)
+        return _Made(batch, self._captured(lambda: self.advance(batch), [batch.index]), {})
+
+    def _capture_start(self, batch: Batch, ids: Tensor, lengths: Tensor) -> _Start:
+        ids, lengths = ids.to(self.weights.device), lengths.to(self.weights.device)
+
+        def run() -> None:
+            logits = prefill(self.weights, batch.cache, 0, ids, lengths)
+            self.draw(batch, logits.repeat_interleave(batch.shape.width, 0))
+
+        state = [batch.index, batch.last, batch.rows.done, *batch.outputs()]
+        return _Start(ids, lengths, self._captured(run, state))
+
+    def _captured(self, run: Callable[[], None], state: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
+        """The graph of `run`; what the warm-up does to `state` is undone."""
+        before = [one.clone() for one in state]
+        with beside(self.weights.device):
+            for _ in range(3):
+                run()
+                for one, kept in zip(state, before, strict=True):
+                    one.copy_(kept)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            run()
+        return graph
+
+
+def _advance(kernels: Kernels) -> tuple[Callable[[Batch], None], Callable[[Batch, Tensor], None]]:
+    """A whole step, and its last part: logits to tokens."""
+    if kernels == "triton":
+        from rookworld.model.kernels.triton_step import advance, draw
+
+        return advance, draw
+    return advance_torch, Batch.choose
+
+
+def advance_torch(batch: Batch) -> None:
+    """One step whose slot is read from the device, so that it is the same for every token."""
+    batch.choose(batch.logits(batch.index - 1))
+
+
+def roomy(shape: Shape) -> Shape:
+    """`shape` rounded up, so that a few graphs serve calls of many sizes."""
+    return Shape(
+        _round_steps(shape.groups),
+        shape.width,
+        rounded_up(shape.prefix, 64),
+        rounded_up(shape.new, 16),
+    )
+
+
+def _round_steps(count: int) -> int:
+    """The next of 1, 2, 3, 4, 6, 8, 12, 16, 24 …"""
+    power = 1 << (count - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
+
+
+def best_kernels() -> Kernels:
+    return "triton" if have_triton() else "torch"

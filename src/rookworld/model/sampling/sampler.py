@@ -1,0 +1,414 @@
+"""The one sampler, for training, evaluation and play.
+
+Laws: batched = single and K samples = K prompts, token by token; a sample is a function of (seed,
+step, prompt key, sample index) and not of its neighbours; log-prob and entropy are those of the
+distribution the token was drawn from. Each prompt is prefilled once and shared by its samples; rows
+stop at their own end token or maximum and are compacted away. The model's mode is not touched.
+Left out: beam search, repetition penalties, streaming.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rookworld.model.activation_reuse import Tape
+from rookworld.model.gpt2 import GPT2
+from rookworld.model.sampling.choice import Rules
+from rookworld.model.sampling.counter_rng import row_keys, wrapped
+from rookworld.model.sampling.decode_batch import Batch, Mask, Rows, Shape
+from rookworld.model.sampling.decode_graphs import Eager, Graphed, Kernels, Stepper, best_kernels
+from rookworld.model.sampling.decoder import Weights
+from rookworld.runtime.errors import ConfigError, ModelError
+
+ROWS_AT_ONCE = 1024
+"""Larger requests are sampled in parts: nothing is gained by more rows, and the cache grows.
+
+Answers of few tokens are another matter on a GPU, which then waits for the host between parts."""
+
+Constraint = Callable[[Tensor, Tensor], Tensor]
+"""(rows [n] of the result, their tokens so far [n, t]) -> bool [n, vocabulary]: what may follow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How to draw the answers to a prompt."""
+
+    temperature: float = 1.0
+    """divides the logits; 0 is greedy"""
+    top_k: int = 0
+    """only the k most probable tokens; 0 keeps all"""
+    top_p: float = 1.0
+    """only the most probable tokens that reach this mass; 1 keeps all"""
+    max_new_tokens: int = 128
+    """an answer ends here, or at the model's last position, if no end token came before"""
+
+    def __post_init__(self) -> None:
+        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
+            raise ConfigError(f"temperature {self.temperature}: give 0 (greedy) or more")
+        if self.top_k < 0:
+            raise ConfigError(f"top_k {self.top_k}: give 0 (all tokens) or more")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p {self.top_p}: give more than 0 and at most 1 (all tokens)")
+        if self.max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens {self.max_new_tokens}: give 1 or more")
+
+
+@dataclass(frozen=True)
+class Samples:
+    """N = prompts × k answers, those of a prompt next to each other, on the model's device."""
+
+    tokens: Tensor
+    """[N, T] int64, the end token included, padded with end tokens"""
+    lengths: Tensor
+    """[N] int64, the end token included"""
+    logp: Tensor
+    """[N, T] float32, of each token under the distribution it was drawn from; 0 on padding"""
+    entropy: Tensor
+    """[N, T] float32, of that distribution, in nats; 0 on padding"""
+    finished: Tensor
+    """[N] bool, ended by the end token and not by the maximum"""
+
+
+Ids = Sequence[int] | NDArray[np.int64]
+
+
+class _Prompt(NamedTuple):
+    ids: NDArray[np.int64]
+    settings: Sampling
+    key: int
+    first_sample: int
+    place: int
+
+
+def sample(
+    model: GPT2,
+    prompts: Sequence[Ids],
+    *,
+    k: int = 1,
+    settings: Sampling | Sequence[Sampling],
+    eos: int,
+    seed: int,
+    step: int = 0,
+    keys: Sequence[int] | None = None,
+    first_sample: int | Sequence[int] = 0,
+    constraint: Constraint | None = None,
+    rows_at_once: int = ROWS_AT_ONCE,
+    tape: Tape | None = None,
+    dtype: torch.dtype | None = None,
+) -> Samples:
+    """Draw `k` answers to each of `prompts` from `model` as it is now.
+
+    `settings` is one for all or one per prompt; `keys` (default: the prompt's index) and the
+    samples' indices, counted from `first_sample`, name the randomness. With `eos` -1 only the
+    maximum ends an answer. A `tape` keeps what was found on the way. `dtype` is the matrices'
+    (default: the model's). Buffers and graphs are kept for the model's next call; whoever samples
+    often from weights that do not change saves their copy with a `Sampler` of their own.
+    """
+    sampler = _sampler(model, dtype or model.wte.weight.dtype)
+    return sampler.sample(
+        prompts,
+        k=k,
+        settings=settings,
+        eos=eos,
+        seed=seed,
+        step=step,
+        keys=keys,
+        first_sample=first_sample,
+        constraint=constraint,
+        rows_at_once=rows_at_once,
+        tape=tape,
+    )
+
+
+_samplers: WeakKeyDictionary[GPT2, dict[torch.dtype, Sampler]] = WeakKeyDictionary()
+
+
+def _sampler(model: GPT2, dtype: torch.dtype) -> Sampler:
+    """A sampler that sees the model's present weights, kept with its buffers and graphs."""
+    kept = _samplers.setdefault(model, {})
+    if dtype in kept and kept[dtype].reads(model):
+        kept[dtype].refresh()
+    else:
+        kept[dtype] = Sampler(model, dtype=dtype)
+    return kept[dtype]
+
+
+class Sampler:
+    """A model made ready for sampling: packed weights on the CPU, buffers and graphs on CUDA.
+
+    After a change of the model call `refresh`. `kernels`, `graph` and `compiled` choose how a CUDA
+    step runs (default: Triton kernels in a graph); they change the speed and nothing else.
+    """
+
+    def __init__(
+        self,
+        model: GPT2,
+        *,
+        dtype: torch.dtype | None = None,
+        kernels: Kernels | None = None,
+        graph: bool | None = None,
+        compiled: bool = False,
+    ) -> None:
+        self.weights = Weights(model, dtype)
+        self.sources = [parameter.data_ptr() for parameter in model.parameters()]
+        self.eager = Eager(self.weights)
+        self.stepper: Stepper = self.eager
+        if graph or (graph is None and self.weights.device.type == "cuda"):
+            with torch.no_grad(), _on(self.weights.device):
+                self.stepper = Graphed(self.weights, kernels or best_kernels(), compiled)
+
+    def reads(self, model: GPT2) -> bool:
+        """Whether this sampler's parameters are still those of `model`."""
+        return self.sources == [parameter.data_ptr() for parameter in model.parameters()]
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """See the model's present weights; copies are written in place."""
+        self.weights.refresh()
+
+    @torch.no_grad()
+    def sample(
+        self,
+        prompts: Sequence[Ids],
+        *,
+        k: int = 1,
+        settings: Sampling | Sequence[Sampling],
+        eos: int,
+        seed: int,
+        step: int = 0,
+        keys: Sequence[int] | None = None,
+        first_sample: int | Sequence[int] = 0,
+        constraint: Constraint | None = None,
+        rows_at_once: int = ROWS_AT_ONCE,
+        tape: Tape | None = None,
+    ) -> Samples:
+        """As the function `sample`, from the weights at the last `refresh`."""
+        count = len(prompts)
+        each = [settings] * count if isinstance(settings, Sampling) else settings
+        firsts = [first_sample] * count if isinstance(first_sample, int) else first_sample
+        names = range(count) if keys is None else keys
+        places = range(0, count * k, k)
+        all_of_them = zip(self._checked(prompts), each, names, firsts, places, strict=True)
+        queue = [self._limited(_Prompt(*one)) for one in all_of_them]
+        limits = [prompt.settings.max_new_tokens for prompt in queue]
+        result = _Result(np.repeat(limits, k), eos, self.weights.device)
+        queue.sort(key=lambda prompt: len(prompt.ids))
+        per_part = max(1, rows_at_once // k)
+        listening: AbstractContextManager[None] = nullcontext()
+        if tape is not None:
+            tape.request(names, k)
+            listening = tape.listening(self.weights)
+        with _on(self.weights.device), listening:
+            for start in range(0, count, per_part):
+                part = _Part(queue[start : start + per_part], k, eos, seed, step, constraint)
+                self._sample_part(part, result, tape)
+        return result.samples()
+
+    def _checked(self, prompts: Sequence[Ids]) -> list[NDArray[np.int64]]:
+        """Refuse what the model has no embedding for, before a device assertion does."""
+        found, config = [np.asarray(ids, dtype=np.int64) for ids in prompts], self.weights.config
+        lengths = [len(ids) for ids in found]
+        if 0 in lengths:
+            raise ModelError("a prompt has no tokens: it needs at least one to be continued")
+        if max(lengths, default=0) >= config.n_positions:
+            raise ModelError(
+                f"a prompt of {max(lengths)} tokens leaves no room for an answer: "
+                f"the model has {config.n_positions} positions"
+            )
+        every = np.concatenate(found or [np.zeros(1, dtype=np.int64)])
+        if not 0 <= every.min() <= every.max() < config.vocab_size:
+            raise ModelError(
+                f"prompts have token ids {every.min()} to {every.max()}, the model "
+                f"{config.vocab_size} tokens: is the tokenizer another model's?"
+            )
+        return found
+
+    def _limited(self, prompt: _Prompt) -> _Prompt:
+        """Let an answer end where the model does."""
+        room = self.weights.config.n_positions - len(prompt.ids)
+        if prompt.settings.max_new_tokens <= room:
+            return prompt
+        return prompt._replace(settings=replace(prompt.settings, max_new_tokens=room))
+
+    def _sample_part(self, part: _Part, result: _Result, tape: Tape | None) -> None:
+        stepper = self.stepper if part.constraint is None and tape is None else self.eager
+        rows = part.rows()
+        batch = stepper.batch(part.shape, rows.rules.truncated, rows.rules.random)
+        lengths = torch.tensor([len(prompt.ids) for prompt in part.prompts])
+        batch.begin(lengths, rows, part.eos)
+        batch.padded = bool((lengths != batch.shape.prefix).any())
+        places = part.places(self.weights.device)
+        stepper.start(batch, [prompt.ids for prompt in part.prompts], part.mask(places))
+        if tape is not None:
+            tape.prompts(self.weights, [one.place // part.k for one in part.prompts], lengths)
+        used, limit = 1, part.shape.new
+        while used < limit:
+            looked = min(limit, used + stepper.look_every)
+            busy = min(limit, looked + stepper.steps_ahead)
+            for slot in range(used - 1, looked - 1):
+                stepper.step(batch, slot, part.mask(places))
+                if tape is not None:
+                    tape.answers(self.weights, slot, places)
+            look = _Look(batch)
+            for slot in range(looked - 1, busy - 1):
+                stepper.step(batch, slot, part.mask(places))
+            used = busy
+            groups, columns = _survivors(look.done())
+            if not len(groups):
+                break
+            if used < limit and columns.numel() <= stepper.shrink_at * batch.shape.rows:
+                result.write(batch, places)
+                batch, places = _shrink(stepper, batch, places, groups, columns)
+        result.write(batch, places)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The prompts of a request that are sampled together, shortest first."""
+
+    prompts: Sequence[_Prompt]
+    k: int
+    eos: int
+    seed: int
+    step: int
+    constraint: Constraint | None
+
+    @property
+    def shape(self) -> Shape:
+        new = max(prompt.settings.max_new_tokens for prompt in self.prompts)
+        return Shape(len(self.prompts), self.k, len(self.prompts[-1].ids), new)
+
+    def places(self, device: torch.device) -> Tensor:
+        """Where each row goes in the result."""
+        first = np.array([prompt.place for prompt in self.prompts])
+        return torch.from_numpy(self._each(first)).to(device)
+
+    def _each(self, first: NDArray[np.int64]) -> NDArray[np.int64]:
+        """A number for each row: its prompt's, and one more from row to row."""
+        return (first[:, None] + np.arange(self.k)).reshape(-1)
+
+    def mask(self, places: Tensor) -> Mask | None:
+        constraint = self.constraint
+        return None if constraint is None else lambda tokens: constraint(places, tokens)
+
+    def rows(self) -> Rows:
+        """On the host: the batch that takes them in has its own place for each tensor."""
+        each = [prompt.settings for prompt in self.prompts]
+        firsts = np.array([prompt.first_sample for prompt in self.prompts])
+        names = np.repeat(wrapped([prompt.key for prompt in self.prompts]), self.k)
+        keys = row_keys(self.seed, self.step, names, self._each(firsts))
+        limits = torch.tensor([settings.max_new_tokens for settings in each])
+        done = torch.zeros(len(each) * self.k, dtype=torch.bool)
+        return Rows(keys, limits.repeat_interleave(self.k), done, _rules(each, self.k))
+
+
+def _rules(each: Sequence[Sampling], k: int) -> Rules:
+    """What holds for each of a prompt's `k` rows.
+
+    Greedy rows are neither tempered nor truncated: their log-probs are the plain softmax's.
+    """
+    greedy = [settings.temperature == 0 for settings in each]
+    plain = Sampling(max_new_tokens=1)
+    free = [plain if s.temperature == 0 else s for s in each]
+    return Rules(
+        temperature=torch.tensor([s.temperature for s in free]).repeat_interleave(k),
+        top_k=torch.tensor([s.top_k for s in free]).repeat_interleave(k),
+        top_p=torch.tensor([s.top_p for s in free]).repeat_interleave(k),
+        greedy=torch.tensor(greedy).repeat_interleave(k),
+        truncated=any(s.top_k > 0 or s.top_p < 1 for s in free),
+        random=not all(greedy),
+    )
+
+
+class _Look:
+    """Which rows are done at this point, for a host that goes on before it asks."""
+
+    def __init__(self, batch: Batch) -> None:
+        done = batch.rows.done.view(batch.shape.groups, batch.shape.width)
+        self.event: torch.cuda.Event | None = None
+        if done.device.type == "cuda":
+            self.seen = torch.empty(done.shape, dtype=done.dtype, pin_memory=True)
+            self.seen.copy_(done, non_blocking=True)
+            self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.event.record()
+        else:
+            self.seen = done.to("cpu", copy=True)
+
+    def done(self) -> Tensor:
+        """[groups, width]; waits for the device, but not for what it was given since."""
+        if self.event is not None:
+            self.event.synchronize()
+        return self.seen
+
+
+def _survivors(done: Tensor) -> tuple[Tensor, Tensor]:
+    """Groups [n] with a row not done, and the columns [n, width] that hold all such rows."""
+    left = (~done).sum(1)
+    groups = left.nonzero()[:, 0]
+    most = max(1, int(left.max()))
+    # A power of two, so that groups thinning out row by row meet few different shapes.
+    width = min(done.shape[1], 1 << (most - 1).bit_length())
+    columns = done.byte().argsort(stable=True, dim=1)[groups, :width]
+    return groups, columns
+
+
+def _shrink(
+    stepper: Stepper, batch: Batch, places: Tensor, groups: Tensor, columns: Tensor
+) -> tuple[Batch, Tensor]:
+    """A smaller batch that goes on with the survivors, and where its rows go in the result."""
+    rules, (_, _, prefix, new) = batch.rows.rules, batch.shape
+    shape = Shape(len(groups), columns.shape[1], prefix, new)
+    smaller = stepper.batch(shape, rules.truncated, rules.random)
+    groups, columns = groups.to(places.device), columns.to(places.device)
+    smaller.receive(batch, groups, columns)
+    return smaller, places[(groups[:, None] * batch.shape.width + columns).flatten()]
+
+
+class _Result:
+    """The answers in the order of the request, filled as rows are done."""
+
+    def __init__(self, limits: NDArray[np.int64], eos: int, device: torch.device) -> None:
+        self.limits, self.eos = torch.from_numpy(limits).long().to(device), eos
+        shape = (len(limits), int(limits.max(initial=0)))
+        self.tokens = torch.full(shape, eos, dtype=torch.int64, device=device)
+        self.logp = torch.zeros(shape, device=device)
+        self.entropy = torch.zeros(shape, device=device)
+
+    def write(self, batch: Batch, places: Tensor) -> None:
+        for mine, theirs in zip(
+            (self.tokens, self.logp, self.entropy), batch.outputs(), strict=True
+        ):
+            new = min(mine.shape[1], theirs.shape[0])
+            mine[places, :new] = theirs[:new, : len(places)].T
+
+    def samples(self) -> Samples:
+        ended = torch.nn.functional.pad(self.tokens == self.eos, (0, 1), value=True)
+        lengths = torch.minimum(ended.byte().argmax(1) + 1, self.limits)
+        last = (lengths - 1).clamp_min(0)[:, None]
+        finished = ended.gather(1, last)[:, 0]
+        longest = int(lengths.max()) if len(lengths) else 0
+        return Samples(
+            tokens=self.tokens[:, :longest].contiguous(),
+            lengths=lengths,
+            logp=self.logp[:, :longest].contiguous(),
+            entropy=self.entropy[:, :longest].contiguous(),
+            finished=finished,
+        )
+
+
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    """Kernels and captures go to the current device, which must be the model's.
+
+    Where the host launches every operation, it is spared a sixth of that work.
+    """
+    return torch.cuda.device(device) if device.type == "cuda" else torch.inference_mode()

@@ -1,0 +1,1 @@
+"""Supervised training from rows. Importing it loads no torch."""

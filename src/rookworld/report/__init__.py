@@ -1,0 +1,1 @@
+"""Run folders -> tables, pages, cards. Never imports torch."""

@@ -1,0 +1,182 @@
+"""Run folders → one HTML file that needs nothing else, or the same page served while they grow.
+
+Laws: the file opens without a network (plotting library, styles and data are inside it); text that
+a model or a user wrote is data and never markup; the server listens on 127.0.0.1 alone, answers
+only requests that name it so, and writes nothing. No torch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from html import escape
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from rookworld.report.gallery import PIECES
+from rookworld.report.page_data import page_data
+from rookworld.report.run_reader import find_runs, is_sweep
+from rookworld.runtime.config import require
+from rookworld.runtime.errors import RookworldError
+from rookworld.runtime.run_folder import STREAMS, finite, write_text
+
+_SCRIPTS = ("tools.js", "summary.js", "curves.js", "runs.js", "sweep.js", "page.js")
+"""Parts of one script, in its order."""
+_SECURITY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "img-src data:; connect-src 'self'"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportSettings:
+    """A page about one or more runs, or a sweep; see docs/metrics.md."""
+
+    runs: tuple[Path, ...] = ()
+    """Run folders, or a sweep's folder."""
+    out: Path | None = None
+    """The HTML file; default: report.html in the first folder."""
+    watch: bool = False
+    """Serve the page on 127.0.0.1 instead, and follow the runs while they grow."""
+    port: int = 8321
+    """Port for --watch; 0: any free one."""
+
+    def __post_init__(self) -> None:
+        require(0 <= self.port <= 65535, f"--port {self.port}: not in 0…65535")
+
+    @property
+    def target(self) -> Path:
+        return self.out or self.runs[0] / "report.html"
+
+
+def folders_of(paths: Sequence[Path]) -> list[Path]:
+    """Run and sweep folders as given; a folder of runs stands for all of them."""
+    if not paths:
+        raise RookworldError("no run folder given; for example `rookworld report runs/train`")
+    found: list[Path] = []
+    for path in paths:
+        found += [path] if is_sweep(path) else find_runs([path])
+    return found
+
+
+def write_report(settings: ReportSettings) -> Path:
+    """Write the page; returns its path."""
+    folders = folders_of(settings.runs)
+    write_text(settings.target, page(page_data(folders)))
+    return settings.target
+
+
+def page(data: dict[str, Any]) -> str:
+    """The whole page as text."""
+    names = [run["name"] for run in data["runs"]]
+    title = data["sweep"]["name"] if data["sweep"] else ", ".join(names[:3])
+    parts = {
+        "title": escape(title or "RookWorld"),
+        "uplot_css": _asset("uplot.min.css"),
+        "page_css": _asset("page.css"),
+        "pieces": PIECES,
+        "data": script_json(data),
+        "uplot_js": _asset("uplot.min.js"),
+        "page_js": "\n".join(map(_asset, _SCRIPTS)),
+    }
+    # in one pass: what is put in is never searched for places itself
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _asset("page.html"))
+
+
+def script_json(data: Any) -> str:
+    """JSON that may stand inside a script element: no text in it can end the element."""
+    text = json.dumps(finite(data), separators=(",", ":"), ensure_ascii=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _asset(name: str) -> str:
+    return files("rookworld").joinpath("assets", "report", name).read_text(encoding="utf-8")
+
+
+# --- following ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def serving(settings: ReportSettings) -> Iterator[tuple[str, Callable[[], None]]]:
+    """The page's address and a function that serves until interrupted."""
+    folders_of(settings.runs)
+    handler = partial(_Handler, settings.runs)
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", settings.port), handler)
+    except OSError as error:
+        raise RookworldError(
+            f"--port {settings.port}: cannot be used ({error.strerror}); choose another, or 0"
+        ) from None
+    server.daemon_threads = True
+    with server:
+        yield f"http://127.0.0.1:{server.server_address[1]}/", server.serve_forever
+
+
+def fingerprint(folders: Sequence[Path]) -> str:
+    """Changes whenever one of the files behind the page does."""
+    stamps = []
+    for folder in folders:
+        for name in (*STREAMS, "sweep.json", "DONE"):
+            path = folder / name
+            if path.exists():
+                found = path.stat()
+                stamps.append(f"{found.st_mtime_ns:x}-{found.st_size:x}")
+    return f'"{".".join(stamps)}"'
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """`/` is the page, `/data` its data; unchanged data costs an empty answer."""
+
+    protocol_version = "HTTP/1.1"
+
+    def __init__(self, paths: Sequence[Path], *args: Any) -> None:
+        self.paths = paths
+        super().__init__(*args)
+
+    def do_GET(self) -> None:
+        try:
+            self._get()
+        except RookworldError as error:
+            self._answer(503, "text/plain", f"{error}\n")
+        except ConnectionError:
+            self.close_connection = True  # the reader has gone; nobody is left to tell
+
+    def _get(self) -> None:
+        # a page elsewhere must not read runs by giving its own name to this address
+        host = (self.headers.get("Host") or "").rsplit(":", 1)[0]
+        if host not in ("127.0.0.1", "localhost"):
+            self._answer(403, "text/plain", "this server speaks to its own machine only\n")
+        elif self.path == "/":
+            data = page_data(folders_of(self.paths), live=True)
+            self._answer(200, "text/html", page(data))
+        elif self.path == "/data":
+            folders = folders_of(self.paths)
+            tag = fingerprint(folders)
+            if self.headers.get("If-None-Match") == tag:
+                self._answer(304, "application/json", "", tag)
+            else:
+                body = script_json(page_data(folders, live=True))
+                self._answer(200, "application/json", body, tag)
+        else:
+            self._answer(404, "text/plain", "only / and /data are here\n")
+
+    def _answer(self, status: int, kind: str, text: str, tag: str | None = None) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store" if tag is None else "no-cache")
+        self.send_header("Content-Security-Policy", _SECURITY)
+        if tag is not None:
+            self.send_header("ETag", tag)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quiet: the page asks every few seconds."""

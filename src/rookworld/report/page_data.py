@@ -1,0 +1,370 @@
+"""What the report page shows, as one JSON object made from run folders; the page only draws it.
+
+Laws: every logged metric is in some panel, known or not; a number that is not finite is null; long
+series are thinned to the mean of neighbouring steps, and the panel says so. No torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rookworld.report.analysis import Analysis, analyze
+from rookworld.report.gallery import MOST_CARDS, gallery, parts_over_training
+from rookworld.report.run_reader import Record, RunRecord, Values, is_sweep, number, read_run
+from rookworld.report.sweep_summary import SweepSummary, read_sweep, summarize
+from rookworld.report.tables import LOWER_IS_BETTER, apart, time_text
+from rookworld.rl.settings import TrainSettings
+from rookworld.runtime.config import resolved
+
+MOST_POINTS = 1000
+MOST_RUNS = 8
+"""Runs drawn as curves; of a sweep, its best."""
+MOST_GALLERIES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """A chart: some metrics on one axis."""
+
+    title: str
+    metrics: tuple[str, ...]
+    help: str = ""
+    log: bool = False
+    smooth: bool = True
+    """Whether a moving average helps; not for what is set rather than measured."""
+    limits: tuple[tuple[str, str, float], ...] = ()
+    """Level lines: label, the setting that holds them, and the share of it to draw."""
+
+
+PANELS = (
+    Panel(
+        title="Reward",
+        metrics=("reward/mean", "reward/P", "reward/A"),
+        help="Mean reward of the sampled answers: all, analysis (P), environment (A).",
+    ),
+    Panel(
+        title="Parts of P",
+        metrics=tuple(
+            f"reward/P/{part}"
+            for part in ("format", "legal", "best", "candidates", "evaluations", "whole")
+        ),
+        help="Analysis: what the reward is made of, each from 0 to 1.",
+    ),
+    Panel(
+        title="Parts of A",
+        metrics=tuple(f"reward/A/{p}" for p in ("format", "board", "flags", "reward", "whole")),
+        help="Environment: what the reward is made of, each from 0 to 1.",
+    ),
+    Panel(
+        title="KL to the reference",
+        metrics=("kl/exact",),
+        help="Nats per token. The guard restores at 90 % of the threshold.",
+        limits=(
+            ("guard acts", "kl_divergence_threshold", 0.9),
+            ("guard warns", "kl_divergence_threshold", 0.8),
+        ),
+    ),
+    Panel(
+        title="KL weight",
+        metrics=("kl/coef", "agreement/coef"),
+        smooth=False,
+        help="Weight of the KL in the loss, and of agreement where it is asked for.",
+    ),
+    Panel(
+        title="Entropy",
+        metrics=("policy/entropy",),
+        help="Nats per token. Falls as the policy commits; near 0 all answers are alike.",
+        limits=(("floor", "entropy_floor", 1.0),),
+    ),
+    Panel(
+        title="Learning rate",
+        metrics=("lr",),
+        smooth=False,
+        help="Schedule times the guard's cuts.",
+    ),
+    Panel(
+        title="Gradient norm",
+        metrics=("grad/norm",),
+        help="Before clipping, on a log scale.",
+        log=True,
+        limits=(("clipped above", "clip_norm", 1.0),),
+    ),
+    Panel(
+        title="Loss",
+        metrics=("loss/total", "loss/policy", "loss/kl", "loss/agreement", "loss/value"),
+        help="A policy loss near 0 is normal: advantages of a group sum to zero.",
+    ),
+    Panel(
+        title="Answer length",
+        metrics=("tokens/mean_length",),
+        help="Tokens sampled per answer, the end token included.",
+    ),
+    Panel(
+        title="Spread and cut-offs",
+        metrics=(
+            "reward/flat_groups",
+            "reward/invalid_groups",
+            "tokens/truncated",
+            "policy/clipped",
+            "kl/left_out",
+        ),
+        help="Shares of groups, answers or tokens that teach nothing or less.",
+    ),
+    Panel(
+        title="Reward spread",
+        metrics=("reward/std", "reward/max"),
+        help="Deviation over the step's answers, and the best of them.",
+    ),
+    Panel(
+        title="Ratio",
+        metrics=("policy/ratio_max",),
+        help="Largest policy ratio; 1 with one update per rollout.",
+    ),
+    Panel(
+        title="Sampler against trainer",
+        metrics=("sampler/logp_gap",),
+        help="Mean |log π − log μ|; rounding only.",
+    ),
+    Panel(
+        title="Seconds a step",
+        metrics=("time/step_s", "time/sample_s", "time/score_s", "time/update_s"),
+        help="Wall-clock time by phase.",
+    ),
+    Panel(title="Memory", metrics=("mem/peak_mb",), smooth=False, help="Peak, in MB."),
+    Panel(
+        title="Guard",
+        metrics=("guard/skipped", "guard/recoveries"),
+        smooth=False,
+        help="Updates skipped and states restored so far.",
+    ),
+)
+
+LABELS = {
+    "reward/greedy": "Reward, greedy answers",
+    "reward/sampled": "Reward, sampled answers",
+    "P/format": "P readable",
+    "P/legal": "P legal move",
+    "P/best": "P best move",
+    "P/best_white": "P best move, White",
+    "P/best_black": "P best move, Black",
+    "P/top5": "P top five found",
+    "P/eval_mae": "P evaluation error (pawns)",
+    "P/win_loss": "P win probability lost",
+    "A/format": "A readable",
+    "A/exact": "A exact",
+    "A/board": "A board right",
+    "A/reward": "A reward right",
+    "A/terminated": "A terminated right",
+    "A/truncated": "A truncated right",
+    "mate1/accuracy": "Mate in one",
+}
+
+
+def page_data(paths: Sequence[Path], *, live: bool = False) -> Record:
+    """Everything the page needs, from run folders and at most one sweep folder."""
+    sweeps = [path for path in paths if is_sweep(path)]
+    folders = [path for path in paths if path not in sweeps]
+    notes: list[str] = []
+    shown: Record | None = None
+    for path in sweeps[:1]:
+        record = read_sweep(path)
+        summary = summarize(record, best=MOST_RUNS)
+        shown = sweep_data(record, summary)
+        folders += [f for one in summary.best[:5] if (f := path / str(one.get("folder"))).is_dir()]
+    if len(sweeps) > 1:
+        notes.append(f"one sweep at a time: {', '.join(p.name for p in sweeps[1:])} left out")
+    if len(folders) > MOST_RUNS:
+        left_out = len(folders) - MOST_RUNS
+        notes.append(f"the first {MOST_RUNS} runs are shown, {left_out} are left out")
+    runs = [read_run(folder) for folder in folders[:MOST_RUNS]]
+    cards = MOST_CARDS if len(runs) <= 1 else MOST_CARDS // 2
+    return {
+        "version": version("rookworld"),
+        "live": live,
+        "notes": notes,
+        "labels": LABELS,
+        "lower": sorted(LOWER_IS_BETTER),
+        "panels": panels_for(runs),
+        "runs": [
+            run_data(run, cards if place < MOST_GALLERIES else 0) for place, run in enumerate(runs)
+        ],
+        "diff": config_diff(runs),
+        "sweep": shown,
+    }
+
+
+def run_data(run: RunRecord, cards: int) -> Record:
+    found = analyze(run)
+    steps, thinned = thin(run.steps, {name: run.series(name) for name in run.metric_names})
+    return {
+        "name": run.name,
+        "state": found.state,
+        "steps": found.steps,
+        "planned": found.planned,
+        "hours": round(found.hours, 4),
+        "notes": found.notes,
+        "warnings": found.warnings,
+        "facts": facts(found),
+        "every": max(1, math.ceil(len(run.metrics) / max(1, len(steps)))),
+        "x": steps,
+        "series": thinned,
+        "limits": limits(run.config),
+        "events": [event_data(event) for event in run.events],
+        "evals": eval_data(run.evals),
+        "held_out": held_out_rows(found),
+        "headline": found.held_out,
+        "config": run.config,
+        "changed": changed_settings(run.config),
+        "origin": {k: v for k, v in run.origin.items() if v is not None},
+        "gallery": gallery(run.rollouts, cards) if cards else [],
+        "parts": parts_over_training(run.rollouts),
+    }
+
+
+def facts(found: Analysis) -> dict[str, str]:
+    """Short statements for the summary, by label."""
+    told = {}
+    if found.validity:
+        told["Readable"] = ", ".join(f"{t} {share:.1%}" for t, share in found.validity.items())
+    if found.kl_share is not None:
+        told["KL share of the loss"] = f"{found.kl_share:.0%}"
+    if found.time_s:
+        told["Time a step"] = time_text(found.time_s)
+    if found.memory_mb is not None:
+        told["Peak memory"] = f"{found.memory_mb:,.0f} MB"
+    if found.best_step is not None:
+        told["Best held-out step"] = f"{found.best_step}"
+    for name, label in (("reward/mean", "Reward"), ("kl/exact", "KL")):
+        trend = found.trends.get(name)
+        if trend is not None:
+            interval = f"{trend.low:+.2g} to {trend.high:+.2g}"
+            told[f"{label} per 100 steps"] = f"{trend.slope:+.2g} ({interval})".replace("-", "−")
+    return told
+
+
+def thin(steps: Values, series: Mapping[str, Values]) -> tuple[list[int], dict[str, Any]]:
+    """Series of at most `MOST_POINTS`, each the mean of the steps it stands for."""
+    size = math.ceil(len(steps) / MOST_POINTS) if len(steps) else 1
+    starts = np.arange(0, len(steps), size)
+    kept = [int(step) for step in steps[starts]]
+    made = {}
+    for name, values in series.items():
+        known = np.isfinite(values)
+        if not known.any():
+            continue
+        sums = np.add.reduceat(np.where(known, values, 0.0), starts)
+        counts = np.add.reduceat(known.astype(np.float64), starts)
+        made[name] = [short(s / c) if c else None for s, c in zip(sums, counts, strict=True)]
+    return kept, made
+
+
+def short(value: float) -> float | None:
+    """Five digits are more than a screen can show."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+def limits(config: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Level lines by panel title: label and value, where the run's settings know them."""
+    found: dict[str, list[Any]] = {}
+    for panel in PANELS:
+        for label, setting, share in panel.limits:
+            value = number(config.get(setting))
+            if value > 0:
+                found.setdefault(panel.title, []).append([label, share * value])
+    return found
+
+
+def event_data(event: Mapping[str, Any]) -> Record:
+    return {
+        "step": int(number(event.get("step"))),
+        "kind": str(event.get("kind", "event")),
+        "cause": str(event.get("cause", "")),
+        "message": str(event.get("message", "")),
+    }
+
+
+def panels_for(runs: Sequence[RunRecord]) -> list[Record]:
+    """The panels that have something to show; metrics nobody knows get panels by their group."""
+    logged = list(dict.fromkeys(name for run in runs for name in run.metric_names))
+    panels = [dataclasses.asdict(panel) for panel in PANELS]
+    known = {name for panel in PANELS for name in panel.metrics}
+    groups: dict[str, list[str]] = {}
+    for name in logged:
+        if name not in known:
+            groups.setdefault(name.split("/")[0], []).append(name)
+    panels += [dataclasses.asdict(Panel(title=g, metrics=tuple(n))) for g, n in groups.items()]
+    for panel in panels:
+        panel["metrics"] = [name for name in panel["metrics"] if name in logged]
+    return [panel for panel in panels if panel["metrics"]]
+
+
+def eval_data(evals: Sequence[Record]) -> Record:
+    """Held-out curves: metric → value, low, high at each evaluated step."""
+    names = dict.fromkeys(n for one in evals for n, v in one.items() if isinstance(v, Mapping))
+    curves = {}
+    for name in names:
+        found = [one.get(name) for one in evals]
+        records = [one if isinstance(one, Mapping) else {} for one in found]
+        curves[name] = {
+            key: [short(number(one.get(key))) for one in records]
+            for key in ("value", "low", "high")
+        }
+    return {"steps": [int(one["step"]) for one in evals], "curves": curves}
+
+
+def held_out_rows(found: Analysis) -> list[Record]:
+    """Before and after by metric, with whether their intervals are apart."""
+    rows = []
+    for name, before in found.before.items():
+        if name == "step":
+            continue
+        after = found.after.get(name)
+        clear = after is not None and apart(before, after)
+        rows.append({"name": name, "before": before, "after": after, "clear": clear})
+    return rows
+
+
+def changed_settings(config: Mapping[str, Any]) -> list[Record]:
+    """Settings that differ from the defaults of this version."""
+    defaults = resolved(TrainSettings())
+    left_out = {"out", "resume", "dry_run"}
+    return [
+        {"key": key, "value": value, "default": defaults.get(key)}
+        for key, value in config.items()
+        if key not in left_out and (key not in defaults or defaults[key] != value)
+    ]
+
+
+def config_diff(runs: Sequence[RunRecord]) -> list[Record]:
+    """Settings in which the runs differ, a value for each run (null: it has no such setting)."""
+    keys = dict.fromkeys(key for run in runs for key in run.config if key != "out")
+    rows = [{"key": key, "values": [run.config.get(key) for run in runs]} for key in keys]
+    return [row for row in rows if any(one != row["values"][0] for one in row["values"])]
+
+
+def sweep_data(record: Record, summary: SweepSummary) -> Record:
+    trials = [
+        {
+            "number": one.get("number"),
+            "params": one["params"],
+            "state": one.get("state"),
+            "value": short(number(one.get("value"))),
+            "cause": one.get("cause"),
+            "message": one.get("message"),
+        }
+        for one in record["trials"]
+        if isinstance(one.get("params"), dict)
+    ]
+    return dataclasses.asdict(summary) | {
+        "survival": summary.survival,
+        "trials": trials,
+        "space": record.get("space", {}),
+    }

@@ -1,0 +1,1 @@
+"""GRPO: the loop, its state, batches, credit, update. Importing it loads no torch."""

@@ -1,0 +1,238 @@
+"""The laws before training, and whether one batch can be learnt: what `check` and `overfit` say.
+
+Each law is one line: a name, whether it holds, and the numbers. They are the causes of failure
+that cost earlier systems weeks: rewards that pay for junk, a sampler that is not the trainer, a
+reference that is not the policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+from rookworld.evaluation.evaluate import Evaluation, HeldOut, evaluate
+from rookworld.evaluation.generator import ModelAnswerer
+from rookworld.model.gpt2 import GPT2
+from rookworld.model.tokenizer import Tokenizer
+from rookworld.rl.settings import TrainSettings
+from rookworld.rl.state import reward_rules
+from rookworld.rl.trainer import Evaluate, Hooks, train
+from rookworld.runtime.errors import RookworldError
+from rookworld.runtime.run_folder import read_lines
+from rookworld.tasks.environment import ENVIRONMENT
+from rookworld.tasks.policy import POLICY
+from rookworld.tasks.reward import FORMAT_ONLY, RewardRules
+from rookworld.tasks.task import EnvironmentRow, PolicyRow, Style
+
+Rows = Sequence[PolicyRow | EnvironmentRow]
+WINDOW = 20
+"""Steps averaged before a slope is taken."""
+KNOWN = 0.99
+"""Mean reward from which a batch is known by heart, and can only waver."""
+KL_SHARE = 0.7
+"""Share of the loss above which KL, not reward, drives training."""
+
+
+@dataclass(frozen=True)
+class Law:
+    """One law, whether it holds, and what was measured."""
+
+    name: str
+    holds: bool
+    detail: str
+
+
+def gold_scores_one(rows: Rows, rules: RewardRules) -> Law:
+    """The gold answer of every row earns exactly 1."""
+    styles: tuple[Style, ...] = ("compact", "padded")
+    low = [row for row in rows for style in styles if _gold(row, style, rules) != 1]
+    detail = f"{len(rows)} rows in both styles" if not low else f"not for {low[0].fen}"
+    return Law("gold answers score 1.0", not low, detail)
+
+
+def _gold(row: PolicyRow | EnvironmentRow, style: Style, rules: RewardRules) -> float:
+    if isinstance(row, PolicyRow):
+        return POLICY.verify(row, POLICY.answer(row, style), rules).total
+    return ENVIRONMENT.verify(row, ENVIRONMENT.answer(row, style), rules).total
+
+
+def hacks_score_low(rows: Rows, rules: RewardRules) -> Law:
+    """What a model can write without chess earns at most what the format alone earns."""
+    worst, which = -1.0, ""
+    for row in rows:
+        for name, text in hacks(row):
+            task = POLICY if isinstance(row, PolicyRow) else ENVIRONMENT
+            reward = task.verify(row, text, rules).total  # type: ignore[arg-type]
+            if reward > worst:
+                worst, which = reward, name
+    return Law(
+        "hacks score low", worst <= FORMAT_ONLY, f"best of them {worst:.3f} ({which}), limit 0.2"
+    )
+
+
+def hacks(row: PolicyRow | EnvironmentRow) -> Iterable[tuple[str, str]]:
+    """Answers that earlier rewards paid for."""
+    if isinstance(row, EnvironmentRow):
+        copied = replace(row, next_fen=row.fen)
+        if not row.truncated:
+            yield "copy the input", ENVIRONMENT.answer(copied, "compact")
+        yield "empty", ""
+        yield "text after the answer", ENVIRONMENT.answer(row, "compact") + " and more"
+        return
+    best = row.moves[0]
+    yield "an illegal move", " a1a1 a1a1 a1a1 a1a1 a1a1 E: 0.0 0.0 0.0 0.0 0.0 B: a1a1"
+    if len(row.moves) > 1:
+        yield "one move five times", f" {' '.join([best] * 5)} E: 0.0 0.0 0.0 0.0 0.0 B: {best}"
+    yield "NaN", f" {' '.join(row.moves)} E: {' '.join(['nan'] * len(row.moves))} B: {best}"
+    yield "text after the answer", POLICY.answer(row, "compact") + " and more"
+
+
+def check(settings: TrainSettings, rows: Rows, on_law: Callable[[Law], None]) -> list[Law]:
+    """Every law on these rows and this model; two steps and a short overfit are really run."""
+    rules = reward_rules(settings)
+    laws: list[Law] = []
+
+    def found(law: Law) -> None:
+        laws.append(law)
+        on_law(law)
+
+    found(gold_scores_one(rows, rules))
+    found(hacks_score_low(rows, rules))
+    found(sampler_is_trainer(settings, rows))
+    found(learns_one_batch(settings, rows))
+    return laws
+
+
+def sampler_is_trainer(settings: TrainSettings, rows: Rows) -> Law:
+    """Before the first update KL is 0, ratios are 1, and sampler and trainer agree."""
+    name = "step 0: KL 0, ratio 1, sampler = trainer"
+    short = replace(settings, steps=1, eval_every=0, save_every=1, out=settings.out / "start")
+    try:
+        train(short, rows, _no_evaluation)
+    except RookworldError as error:
+        return Law(name, False, str(error))
+    first = next(iter(read_lines(short.out / "metrics.jsonl")))
+    ratio = float(first["policy/ratio_max"])
+    detail = (
+        f"KL {first['kl/exact']:.1e}, largest ratio {ratio:.4f}, "
+        f"log-prob gap {first['sampler/logp_gap']:.1e}"
+    )
+    return Law(name, True, detail)
+
+
+def _no_evaluation(model: GPT2, tokenizer: Tokenizer) -> Evaluation:
+    return Evaluation({}, {})
+
+
+def learns_one_batch(settings: TrainSettings, rows: Rows, steps: int = 30) -> Law:
+    """The reward of one fixed batch rises when nothing else is asked for."""
+    # a rate and a K that show a rise within a minute, whatever the run's own are
+    short = replace(settings, lr=1e-4, k_samples=8, kl_coef=0.0, lr_schedule="constant")
+    short = replace(short, lr_warmup_steps=0, steps=steps, flat_tries=0)
+    short = replace(short, batch_size=4, eval_every=0, save_every=steps, reward_warmup_steps=0)
+    short = replace(short, out=settings.out / "overfit")
+    # P rows have the most to learn; a run of A rows alone may have no others
+    ratio, kind = (1.0, EnvironmentRow) if settings.mix_env_ratio == 1 else (0.0, PolicyRow)
+    short = replace(short, mix_env_ratio=ratio)
+    fixed = [row for row in rows if isinstance(row, kind)][:4]
+    try:
+        train(short, fixed, _no_evaluation)
+    except RookworldError as error:
+        return Law("one batch can be learnt", False, str(error))
+    rewards = [float(line["reward/mean"]) for line in read_lines(short.out / "metrics.jsonl")]
+    early, late = fmean(rewards[: steps // 3]), fmean(rewards[-steps // 3 :])
+    detail = f"sampled reward {early:.3f} -> {late:.3f} in {steps} steps"
+    return Law("one batch can be learnt", late > early or late >= KNOWN, detail)
+
+
+def fixed_batch(rows: Rows, settings: TrainSettings) -> list[PolicyRow | EnvironmentRow]:
+    """One batch of rows in the run's mix, at least one of each task that the mix asks for."""
+    size, ratio = settings.batch_size, settings.mix_env_ratio
+    environment = round(size * ratio)
+    if 0 < ratio < 1:
+        environment = max(1, min(environment, size - 1))
+    policy = [row for row in rows if isinstance(row, PolicyRow)]
+    other = [row for row in rows if isinstance(row, EnvironmentRow)]
+    # a batch of one asks the tasks in turn
+    n_policy = max(size - environment, int(ratio < 1))
+    return [*policy[:n_policy], *other[:environment]]
+
+
+def greedy_on(batch: Rows, rules: RewardRules) -> Evaluate:
+    """Greedy reward on the batch itself: here memorising is the point."""
+    held = HeldOut(
+        [row for row in batch if isinstance(row, PolicyRow)],
+        [row for row in batch if isinstance(row, EnvironmentRow)],
+    )
+    return lambda model, tokenizer: evaluate(ModelAnswerer(model, tokenizer), held, rules)
+
+
+def overfit(settings: TrainSettings, rows: Rows, hooks: Hooks) -> list[Law]:
+    """Train on one fixed batch and judge the run by three criteria."""
+    batch = fixed_batch(rows, settings)
+    train(settings, batch, greedy_on(batch, reward_rules(settings)), hooks=hooks)
+    return overfit_criteria(settings.out)
+
+
+def overfit_criteria(folder: Path) -> list[Law]:
+    """What a run on one batch shows: a rising greedy reward, KL in bounds, steady gradients."""
+    rewards = [float(line["reward/greedy"]["value"]) for line in read_lines(folder / "eval.jsonl")]
+    metrics = list(read_lines(folder / "metrics.jsonl"))
+    window = min(WINDOW, max(1, len(rewards) // 2))
+    smooth = moving_mean(rewards, window)
+    rise = slope(smooth)
+    shares = [_kl_share(line) for line in metrics]
+    high = longest_run(share > KL_SHARE for share in shares)
+    norms = [float(line["grad/norm"]) for line in metrics]
+    steady = all(norm == norm and norm < float("inf") for norm in norms)
+    worst = max(norms) / max(sorted(norms)[len(norms) // 2], 1e-12)
+    return [
+        Law(
+            f"greedy reward rises ({window}-step mean)",
+            rise > 0 or (min(rewards) == max(rewards) == 1.0),
+            f"slope {rise:+.2e} a step, {rewards[0]:.3f} -> {rewards[-1]:.3f}",
+        ),
+        Law(
+            "KL is not persistently over 70 % of the loss",
+            high < WINDOW,
+            f"longest run {high} steps, mean share {fmean(shares):.0%}",
+        ),
+        Law(
+            "gradient norms are finite and steady",
+            steady and worst < 20,
+            f"largest {max(norms):.2f}, {worst:.1f} times the median",
+        ),
+    ]
+
+
+def _kl_share(line: dict[str, float]) -> float:
+    kl = abs(float(line["kl/coef"]) * float(line["loss/kl"]))
+    rest = abs(float(line["loss/policy"]))
+    return kl / (kl + rest) if kl + rest > 0 else 0.0
+
+
+def moving_mean(values: Sequence[float], window: int) -> list[float]:
+    """Means of the last `window` values, from the first that has so many (or of all)."""
+    window = min(window, len(values))
+    return [fmean(values[i - window : i]) for i in range(window, len(values) + 1)]
+
+
+def slope(values: Sequence[float]) -> float:
+    """Least-squares slope a step; 0 for fewer than two values."""
+    n = len(values)
+    if n < 2:
+        return 0.0
+    middle, mean = (n - 1) / 2, fmean(values)
+    return sum((i - middle) * (v - mean) for i, v in enumerate(values)) / sum(
+        (i - middle) ** 2 for i in range(n)
+    )
+
+
+def longest_run(flags: Iterable[bool]) -> int:
+    longest = current = 0
+    for flag in flags:
+        current = current + 1 if flag else 0
+        longest = max(longest, current)
+    return longest

@@ -1,0 +1,222 @@
+"""Rewards of a step's answers -> the advantages that its tokens are paid.
+
+Laws: a scale is taken over all ranks' answers, however they were cut into packs; no token is paid
+for what stands before it (`--credit fields`, `outlook`, `choices`); a token that learns from all of
+its choices is paid for none; the value head never touches the policy's gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rookworld.grpo.advantages import (
+    SCALES,
+    AdvantageSettings,
+    RunningMeans,
+    batch_std,
+    field_advantages,
+    gae,
+    group_advantages,
+    moments,
+    scaled_advantages,
+    task_sums,
+)
+from rookworld.grpo.expected_value import KnownWorths
+from rookworld.grpo.kl import k1_penalty
+from rookworld.model import sharding
+from rookworld.model.precision import passes_in
+from rookworld.rl.batch import laid, sent
+from rookworld.rl.forward import Learner, Micro, reference_logp, states
+from rookworld.rl.settings import TrainSettings
+from rookworld.rollout.types import LETTERS
+from rookworld.runtime import distributed
+from rookworld.tasks.reward import RunningNorm
+
+
+def set_advantages(
+    micros: Sequence[Micro],
+    learner: Learner,
+    settings: TrainSettings,
+    running: RunningMeans,
+    norm: RunningNorm | None,
+    kl_coef: float,
+) -> None:
+    """Rewards of all ranks' groups -> advantages of each micro-batch."""
+    rewards = [answer_rewards(micro, learner, settings, norm, kl_coef) for micro in micros]
+    rules = AdvantageSettings(
+        baseline=settings.baseline_type,
+        scale=settings.advantage_scale,
+        std_floor=settings.advantage_std_floor,
+        clip=settings.advantage_clip,
+    )
+    if settings.gae:
+        set_gae(micros, rewards, learner, settings, rules)
+        return
+    tasks = [torch.tensor([group.prompt.task for group in micro.groups]) for micro in micros]
+    sums = torch.zeros(len(LETTERS), 2, dtype=torch.float64)
+    for values, kinds in zip(rewards, tasks, strict=True):
+        sums += task_sums(values, kinds, len(LETTERS))
+    distributed.sum_over_ranks(sums)
+    centred = [
+        group_advantages(values, running.at(kinds, sums), rules)
+        for values, kinds in zip(rewards, tasks, strict=True)
+    ]
+    running.update(sums)
+    deviation = step_deviation([(values, None) for values in centred])
+    for micro, values, rewarded in zip(micros, centred, rewards, strict=True):
+        if settings.credit != "answer":
+            scaled = by_field(micro, rewarded, values, norm, deviation, rules, settings.credit)
+            if settings.credit == "choices":
+                by_choice(micro, scaled, values, norm, deviation, rules)
+        else:
+            scaled = scaled_advantages(values, deviation, rules).reshape(-1)
+        micro.advantages = sent(scaled.float(), micro.old_logp.device)
+
+
+def by_field(
+    micro: Micro,
+    rewards: Tensor,
+    centred: Tensor,
+    norm: RunningNorm | None,
+    deviation: float,
+    rules: AdvantageSettings,
+    credit: str,
+) -> Tensor:
+    """[answers, tokens] advantages in which no token is paid for what stands before it."""
+    promises = [group.promises for group in micro.groups]
+    assert all(promises), "credit by field needs groups that were collected for it"
+    worths = torch.stack([one.worths for one in promises if one])
+    paid_by = "outlook" if credit == "choices" else credit
+    if norm is not None:
+        worths = torch.tensor(norm.normalise(worths.flatten().tolist())).view_as(worths)
+    stages = laid([one.stages for one in promises if one], micro.pack.width, 0)
+    paid = field_advantages(rewards, centred, worths, stages, deviation, rules, paid_by=paid_by)
+    return paid.flatten(0, 1)
+
+
+def by_choice(
+    micro: Micro,
+    advantages: Tensor,
+    centred: Tensor,
+    norm: RunningNorm | None,
+    deviation: float,
+    rules: AdvantageSettings,
+) -> None:
+    """Let tokens that listed a move learn from all moves; what they are paid beside it goes."""
+    found = [(at, one.alternatives) for at, one in enumerate(micro.groups) if one.alternatives]
+    if not found:
+        return
+    divisor = SCALES[rules.scale](centred, deviation, rules.std_floor)
+    if norm is not None:
+        divisor = divisor * norm.deviation
+    k, tables = centred.shape[1], [one for _, one in found]
+    counts = [len(one.places) for one in tables]
+    group = torch.from_numpy(np.repeat([at for at, _ in found], counts))
+    sequences = group * k + torch.from_numpy(joined([one.answers for one in tables], int))
+    places = torch.from_numpy(joined([one.places for one in tables], int))
+    advantages[sequences, places] = 0.0
+    widths = np.array([len(one.ids) for one in tables])
+    ids = padded(joined([one.ids for one in tables], int), widths)
+    worths = padded(joined([one.worths for one in tables], float), np.repeat(widths, counts))
+    lengths = torch.cat([one.lengths for one in micro.groups])
+    begun, device = lengths.cumsum(0) - lengths, lengths.device
+    table = torch.from_numpy(np.repeat(np.arange(len(found)), counts))
+    micro.choices = KnownWorths(
+        rows=begun[sent(sequences, device)] + sent(places, device),
+        ids=sent(ids, device)[sent(table, device)],
+        worths=sent((worths / divisor[group]).float(), device),
+        clip=rules.clip,
+    )
+
+
+def joined(parts: Sequence[Sequence[Any]], dtype: type) -> NDArray[Any]:
+    """Lists one behind the other."""
+    return np.concatenate([np.asarray(part, dtype=dtype) for part in parts])
+
+
+def padded(values: NDArray[Any], widths: NDArray[np.int64]) -> Tensor:
+    """Lines of various widths, one behind the other, as a table with zeros at the right."""
+    there = np.arange(widths.max()) < widths[:, None]
+    table = np.zeros(there.shape, dtype=values.dtype)
+    table[there] = values
+    return torch.from_numpy(table)
+
+
+def answer_rewards(
+    micro: Micro,
+    learner: Learner,
+    settings: TrainSettings,
+    norm: RunningNorm | None,
+    kl_coef: float,
+) -> Tensor:
+    """[groups, K] float64 on the CPU: verdicts, normalised if asked, less the KL if it is k1."""
+    rows = [group.rewards for group in micro.groups]
+    if norm is not None:
+        rows = [norm.normalise(row) for row in rows]
+    rewards = torch.tensor(rows, dtype=torch.float64)
+    if settings.kl_type == "k1_reward" and kl_coef > 0:
+        packed = micro.pack
+        grid = packed.grid(reference_logp(micro, learner, settings))
+        old = packed.grid(micro.old_logp)
+        penalty = k1_penalty(old, grid, packed.grid(torch.ones_like(micro.old_logp)))
+        rewards -= kl_coef * penalty.double().cpu().view_as(rewards)
+    return rewards
+
+
+def step_deviation(parts: Sequence[tuple[Tensor, Tensor | None]]) -> float:
+    """Standard deviation over everything all ranks hold."""
+    total = torch.zeros(3, dtype=torch.float64)
+    for values, mask in parts:
+        total += moments(values, mask).cpu()
+    distributed.sum_over_ranks(total)
+    return batch_std(*total.tolist())
+
+
+def set_gae(
+    micros: Sequence[Micro],
+    rewards: Sequence[Tensor],
+    learner: Learner,
+    settings: TrainSettings,
+    rules: AdvantageSettings,
+) -> None:
+    """Token-level advantages by the value head, scaled over the step."""
+    assert learner.value_head is not None
+    raw = []
+    missing = sharding.missing_passes(learner.model, len(micros))
+    for micro, values in zip(micros, rewards, strict=True):
+        with torch.no_grad(), passes_in(settings.dtype, micro.old_logp.device):
+            hidden = states(micro.pack, learner.model, learner.graphs, micro.products())
+            predicted = learner.value_head(hidden.float()).squeeze(-1)
+        grid = micro.pack.grid(predicted.float())
+        terminal = values.reshape(-1).to(grid)
+        advantages, micro.returns = gae(
+            grid, terminal, micro.mask(), settings.gamma, settings.gae_lambda
+        )
+        raw.append(advantages)
+    with torch.no_grad():
+        sharding.idle_passes(learner.model, missing)
+    deviation = step_deviation(
+        [(values, micro.mask()) for values, micro in zip(raw, micros, strict=True)]
+    )
+    for micro, values in zip(micros, raw, strict=True):
+        micro.advantages = scaled_tokens(values, micro.mask(), deviation, rules)
+
+
+def scaled_tokens(
+    values: Tensor, mask: Tensor, deviation: float, rules: AdvantageSettings
+) -> Tensor:
+    """`scaled_advantages` along tokens; a sequence's own deviation must not see its padding."""
+    if rules.scale != "group":
+        return scaled_advantages(values, deviation, rules)
+    count = mask.sum(-1, keepdim=True).clamp_min(1)
+    away = torch.where(mask, values - values.sum(-1, keepdim=True) / count, 0.0)
+    own = (away.square().sum(-1, keepdim=True) / count).sqrt()
+    scaled = values / own.clamp_min(max(rules.std_floor, 1e-8))
+    return scaled_advantages(scaled, 1.0, replace(rules, scale="none"))

@@ -1,0 +1,331 @@
+"""The forward passes of a step: groups packed, and what policy and reference say of them.
+
+Laws: every prompt is computed once (shared prefix); logits exist only where a token was sampled;
+what a pass finds does not depend on how the step was cut into packs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rookworld.grpo.expected_value import KnownWorths, expected_worth
+from rookworld.grpo.kl import EXACT, Draw, TokenStats, k3, token_stats
+from rookworld.model import sharding
+from rookworld.model.activation_reuse import Tape
+from rookworld.model.gpt2 import GPT2
+from rookworld.model.kernels import cpu_products
+from rookworld.model.kernels.cuda_graphs import PassGraphs
+from rookworld.model.precision import matrices_in, passes_in
+from rookworld.model.products import Products
+from rookworld.model.sampling import decoder
+from rookworld.model.sampling.decoder import Weights
+from rookworld.rl.batch import (
+    Answered,
+    Pack,
+    laid,
+    micro_packs,
+    pack,
+    sent,
+    shared_prefix,
+    together_on,
+)
+from rookworld.rl.settings import TrainSettings
+from rookworld.rollout.types import LETTERS, Answers, Group
+
+CHUNK_VOCABULARY = 8_192
+"""Vocabularies from this size on have their scores computed in chunks of rows."""
+CHUNK_ROWS = 512
+"""Six tensors of so many rows live at once: 0.6 GB with GPT-2's vocabulary."""
+
+
+class _Packed(NamedTuple):
+    """Weights, what they were packed in, and how often each had been changed before."""
+
+    state: tuple[torch.dtype, list[int]]
+    weights: Weights
+
+
+@dataclass
+class Learner:
+    """The models a gradient is computed with."""
+
+    model: GPT2
+    reference: GPT2
+    value_head: nn.Linear | None = None
+    gathered: GPT2 | None = None
+    """The policy's whole weights, where `model` has only this rank's share of them."""
+    graphs: PassGraphs | None = None
+    """The policy's recorded passes, where they may be recorded."""
+    ref_graphs: PassGraphs | None = None
+    packed: _Packed | None = None
+    """The reference as `packed_reference` made it last."""
+
+    @property
+    def whole(self) -> GPT2:
+        """The policy to sample from, to evaluate and to save."""
+        return self.model if self.gathered is None else self.gathered
+
+    def refresh(self) -> None:
+        """Let `whole` follow an update."""
+        if self.gathered is not None:
+            sharding.gather(self.model, self.gathered)
+
+    @property
+    def one_model(self) -> bool:
+        """Whether policy and reference are still the same; says no at the first difference."""
+        pairs = zip(self.model.parameters(), self.reference.parameters(), strict=True)
+        return all(torch.equal(mine, its.to(mine.device)) for mine, its in pairs)
+
+    def packed_reference(self, dtype: torch.dtype) -> Weights | None:
+        """The reference as a CPU multiplies it fastest, packed anew whenever it has changed.
+
+        None elsewhere, and while it is the policy: both must make the same pass for KL to be 0.
+        """
+        reference = self.reference
+        plain = self.gathered is None and self.ref_graphs is None
+        plain = plain and reference.wte.weight.dtype is torch.float32
+        if not (plain and cpu_products.multiplies(reference.device, dtype)) or self.one_model:
+            return None
+        state = dtype, [parameter._version for parameter in reference.parameters()]
+        if self.packed is None or self.packed.state != state:
+            self.packed = _Packed(state, Weights(reference, dtype))
+            # in bf16 it must round between a product and its gelu, as the policy's pass does
+            self.packed.weights.listen(False, gelu_apart=dtype is not torch.float32)
+        return self.packed.weights
+
+    def parameters(self) -> list[nn.Parameter]:
+        own = [p for p in self.model.parameters() if p.requires_grad]
+        return own if self.value_head is None else [*own, *self.value_head.parameters()]
+
+    @property
+    def chunk(self) -> int:
+        return CHUNK_ROWS if self.model.config.vocab_size >= CHUNK_VOCABULARY else 0
+
+
+@dataclass
+class Micro:
+    """One pack with everything the loss needs beside the policy's own pass."""
+
+    pack: Pack
+    groups: list[Group]
+    draw: Draw
+    old_logp: Tensor
+    """[rows] recorded while sampling."""
+    ref_parts: Sequence[Tensor]
+    """The reference's states [rows, width] in parts, one behind the other, on its device."""
+    kept: Tensor | None = None
+    """[answers] false for samples beyond the KL cap; None: all are kept."""
+    advantages: Tensor | None = None
+    """[answers] or [answers, tokens]."""
+    returns: Tensor | None = None
+    choices: KnownWorths | None = None
+    """Rows that learn from everything they could have chosen; their advantages are 0."""
+    tape: Tape | None = None
+    """What the policy's blocks will find, as long as it is what it was when it answered."""
+
+    @property
+    def ref_hidden(self) -> Tensor:
+        """[rows, width] the reference's states; put together when asked for, a pack at a time."""
+        return torch.cat(list(self.ref_parts)) if len(self.ref_parts) > 1 else self.ref_parts[0]
+
+    def products(self) -> list[Products] | None:
+        """The tape in the order of the pass; made when asked for, a pack at a time."""
+        if self.tape is None or self.pack.tail == 0:
+            return None
+        line = (self.pack.head, self.pack.tail, self.pack.sources)
+        return self.tape.play(keys_of(self.groups), *line)
+
+    def mask(self) -> Tensor:
+        """[answers, tokens] true on the sampled tokens that count."""
+        sampled = self.pack.grid(torch.ones_like(self.old_logp)).bool()
+        return sampled if self.kept is None else sampled & self.kept[:, None]
+
+    def counts(self) -> tuple[int, int]:
+        """Tokens and answers that count; asks the device only under a KL cap."""
+        if self.kept is None:
+            return len(self.pack.targets), self.pack.count
+        return int(self.mask().sum()), int(self.kept.sum())
+
+
+@dataclass
+class Known:
+    """What was found out about answers before anybody had judged them."""
+
+    states: dict[int, Tensor] = field(default_factory=dict)
+    """The reference's [tokens of all answers, width] by a prompt's key."""
+    packs: dict[tuple[int, ...], Pack] = field(default_factory=dict)
+    """By their prompts' keys."""
+    tape: Tape | None = None
+    """Of the policy while it answered."""
+
+    def clear(self) -> None:
+        self.states.clear()
+        self.packs.clear()
+        self.tape = None
+
+
+def prepare(
+    groups: Sequence[Group],
+    learner: Learner,
+    settings: TrainSettings,
+    eos: int,
+    known: Known | None = None,
+) -> list[Micro]:
+    """Packs of this rank's groups, with what the reference found; takes all out of `known`."""
+    known = known or Known()
+    micros = []
+    multiple = together_on(learner.model.device)
+    packs = micro_packs(groups, settings.micro_tokens, multiple)
+    missing = sharding.missing_passes(learner.reference, len(packs))
+    for chosen in packs:
+        packed = known.packs.get(keys_of(chosen)) or pack(chosen, eos, multiple)
+        recorded = laid([group.logp for group in chosen], packed.width, 0.0).flatten(0, 1)
+        old = recorded[packed.sequences, packed.places]
+        seen = known_states(chosen, packed, learner, settings, known)
+        micro = Micro(packed, chosen, draw_of(packed, chosen, settings), old, seen)
+        if settings.kl_collect_cap > 0:
+            micro.kept = within_cap(micro, learner, settings)
+        micro.tape = known.tape
+        micros.append(micro)
+    known.clear()  # of groups that were left out
+    sharding.idle_passes(learner.reference, missing)
+    return micros
+
+
+def known_states(
+    groups: Sequence[Group], packed: Pack, learner: Learner, settings: TrainSettings, known: Known
+) -> list[Tensor]:
+    """The reference's states: found out while answers were scored, or else now."""
+    if all(key in known.states for key in keys_of(groups)):
+        return [known.states.pop(key) for key in keys_of(groups)]
+    return [reference_pass(packed, learner, settings)]
+
+
+def look_ahead(
+    learner: Learner, settings: TrainSettings, eos: int, known: Known, answers: Sequence[Answers]
+) -> None:
+    """Find out the reference's states of answers before anybody has judged them."""
+    multiple = together_on(learner.model.device)
+    chosen = micro_packs(answers, settings.micro_tokens, multiple)
+    # all packs first: making one waits for the device
+    packs = [pack(part, eos, multiple) for part in chosen]
+    for part, packed in zip(chosen, packs, strict=True):
+        states = reference_pass(packed, learner, settings)
+        found = torch.split(states, [sum(one.counts) for one in part])
+        known.packs[keys_of(part)] = packed
+        known.states |= dict(zip(keys_of(part), found, strict=True))
+
+
+def keys_of(groups: Sequence[Answered]) -> tuple[int, ...]:
+    return tuple(group.prompt.key for group in groups)
+
+
+def draw_of(packed: Pack, groups: Sequence[Group], settings: TrainSettings) -> Draw:
+    """The distribution each row was sampled from; plain numbers where all tasks share them."""
+    by_task = [sampling_of(letter, settings) for letter in LETTERS]
+    used = {by_task[group.prompt.task] for group in groups}
+    if len(used) == 1:
+        temperature, top_p = used.pop()
+        return Draw(temperature=temperature, top_k=settings.top_k, top_p=top_p)
+    k = len(groups[0].lengths)
+    rules = torch.tensor([by_task[group.prompt.task] for group in groups])
+    table = sent(rules, packed.ids.device)[packed.sequences // k]
+    return Draw(temperature=table[:, 0], top_k=settings.top_k, top_p=table[:, 1])
+
+
+def sampling_of(letter: str, settings: TrainSettings) -> tuple[float, float]:
+    """(temperature, top-p) of a task."""
+    own = (
+        (settings.p_temperature, settings.p_top_p)
+        if letter == "P"
+        else (settings.a_temperature, settings.a_top_p)
+    )
+    temperature = settings.temperature if own[0] is None else own[0]
+    return temperature, settings.top_p if own[1] is None else own[1]
+
+
+def states(
+    packed: Pack,
+    model: GPT2,
+    graphs: PassGraphs | None = None,
+    known: Sequence[Products] | None = None,
+) -> Tensor:
+    """[rows, width] the hidden state that predicts each sampled token."""
+    if graphs is None or not graphs.suit(packed.ids.shape[1]):
+        hidden: Tensor = model(packed.ids, packed.positions, packed.attend, packed.sources, known)
+        return hidden
+    size = (packed.head, packed.answers, packed.tail)
+
+    def run(model: GPT2, x: Tensor, heads: Tensor, sources: Tensor) -> Tensor:
+        return model.through_blocks(x, shared_prefix(heads, *size), sources)
+
+    x = model.embed(packed.ids, packed.positions)
+    # a size must not depend on where answers ended
+    most = packed.count * packed.width
+    return graphs(size, run, x, packed.heads, packed.sources, most)
+
+
+@torch.no_grad()
+def reference_pass(packed: Pack, learner: Learner, settings: TrainSettings) -> Tensor:
+    """The reference's states for each sampled token, wherever the reference lives."""
+    reference = learner.reference
+    packed = packed.to(reference.device)
+    ready = learner.packed_reference(matrices_in(settings.dtype, reference.device))
+    if ready is not None:
+        return decoder.states(ready, packed.ids, packed.positions, packed.attend, packed.sources)
+    with passes_in(settings.dtype, reference.device):
+        return states(packed, reference, learner.ref_graphs)
+
+
+def stats_of(micro: Micro, hidden: Tensor, learner: Learner, settings: TrainSettings) -> TokenStats:
+    kind = settings.kl_type if settings.kl_type in EXACT else "forward"
+    return token_stats(
+        hidden,
+        learner.model.lm_head.weight,
+        micro.pack.targets,
+        draw=micro.draw,
+        ref_hidden=micro.ref_hidden,
+        ref_head=learner.reference.lm_head.weight,
+        kind=kind,
+        chunk=learner.chunk,
+    )
+
+
+def chosen_worths(micro: Micro, hidden: Tensor, learner: Learner) -> Tensor | None:
+    """[rows] what a row's choice is worth on average, 0 where a row learns from what it drew."""
+    choices = micro.choices
+    if choices is None:
+        return None
+    found = expected_worth(hidden, learner.model.lm_head.weight, micro.draw, choices)
+    return torch.zeros_like(micro.old_logp).index_put((choices.rows,), found)
+
+
+@torch.no_grad()
+def reference_logp(micro: Micro, learner: Learner, settings: TrainSettings) -> Tensor:
+    """[rows] the reference's log-probability of each sampled token, on the policy's device."""
+    there = learner.reference.device
+    temperature = micro.draw.temperature
+    if isinstance(temperature, Tensor):
+        temperature = temperature.to(there)
+    with passes_in(settings.dtype, there):
+        stats = token_stats(
+            micro.ref_hidden,
+            learner.reference.lm_head.weight,
+            micro.pack.targets.to(there),
+            draw=Draw(temperature=temperature),
+            chunk=learner.chunk,
+        )
+    return stats.logp.to(micro.old_logp.device)
+
+
+def within_cap(micro: Micro, learner: Learner, settings: TrainSettings) -> Tensor:
+    """[answers] whether the sampler stayed near the reference, by the mean of e^-x - 1 + x."""
+    distance = k3(micro.old_logp, reference_logp(micro, learner, settings))
+    grid = micro.pack.grid(distance)
+    count = micro.pack.grid(torch.ones_like(distance)).sum(-1)
+    return grid.sum(-1) / count <= settings.kl_collect_cap

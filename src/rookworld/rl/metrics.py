@@ -1,0 +1,157 @@
+"""A step in numbers: what metrics.jsonl, train.log and rollouts.jsonl say of it.
+
+Law: numbers are over all ranks, so they do not depend on how many there are; names are stable.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from rookworld.rl.forward import Micro
+from rookworld.rl.settings import TrainSettings
+from rookworld.rl.state import State
+from rookworld.rl.update import Coefs, Gradient
+from rookworld.rollout.collector import Collected
+from rookworld.rollout.types import LETTERS, Group
+from rookworld.runtime import distributed
+from rookworld.tasks.task import PolicyRow
+
+Metrics = dict[str, float]
+
+
+class Clock:
+    """Seconds by name since the last lap."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.seconds: dict[str, float] = {}
+        self.began = self.last = time.perf_counter()
+
+    def mark(self, name: str) -> None:
+        """Bill the time until the device is done to `name`."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.lap(name)
+
+    def lap(self, name: str) -> None:
+        """Bill the host's time to `name`; what the device has still to do is billed later."""
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self.last
+        self.last = now
+
+    def metrics(self) -> Metrics:
+        named = {f"time/{name}_s": value for name, value in self.seconds.items()}
+        return named | {"time/step_s": time.perf_counter() - self.began}
+
+
+def all_rewards(groups: Sequence[Group]) -> list[float]:
+    """Rewards of every rank's samples, in rank order."""
+    mine = [reward for group in groups for reward in group.rewards]
+    return distributed.gather_floats(mine)
+
+
+def reward_metrics(collected: Collected) -> Metrics:
+    """Means over all ranks: of the reward, by task, and of every part; NaN without any answer."""
+    sums: dict[str, list[float]] = {}
+
+    def add(name: str, values: Iterable[float], count: int) -> None:
+        if count:
+            sums[name] = [math.fsum(values), float(count)]
+
+    totals = [reward for group in collected.groups for reward in group.rewards]
+    add("reward/mean", totals, len(totals))
+    add("square", (total**2 for total in totals), len(totals))
+    for letter in LETTERS:
+        judged = [v for g in collected.groups if g.prompt.letter == letter for v in g.verdicts]
+        add(f"reward/{letter}", (one.total for one in judged), len(judged))
+        for part in judged[0].parts if judged else ():
+            add(f"reward/{letter}/{part}", (one.parts[part] for one in judged), len(judged))
+    means = {"reward/mean": math.nan} | distributed.mean_by_name(sums)
+    square = means.pop("square", math.nan)
+    means["reward/std"] = max(0.0, square - means["reward/mean"] ** 2) ** 0.5
+    means["reward/flat_groups"] = collected.flat / collected.seen
+    means["reward/invalid_groups"] = collected.invalid / collected.seen
+    return means | {"reward/max": max(all_rewards(collected.groups), default=math.nan)}
+
+
+def update_metrics(
+    state: State, found: Gradient, coefs: Coefs, rate: float, settings: TrainSettings
+) -> Metrics:
+    tokens = max(1.0, float(found.ratio.tokens))
+    asked = {}
+    if settings.agreement_coef > 0:
+        asked = {"loss/agreement": found.agreement, "agreement/coef": coefs.agreement}
+    return asked | {
+        "kl/exact": found.kl,
+        "kl/coef": coefs.kl,
+        "policy/ratio_max": float(found.ratio.ratio_max),
+        "policy/clipped": float(found.ratio.clipped) / tokens,
+        "policy/entropy": found.entropy,
+        "loss/total": found.total(coefs, settings),
+        "loss/policy": found.policy,
+        "loss/kl": found.kl_loss,
+        "loss/value": found.value,
+        "grad/norm": found.norm,
+        "lr": rate,
+        "sampler/logp_gap": float(found.ratio.gap) / tokens,
+        "guard/skipped": float(state.guard.skipped),
+        "guard/recoveries": float(state.guard.recoveries),
+        "mem/peak_mb": peak_memory_mb(state.learner.model.device),
+    }
+
+
+def token_metrics(collected: Collected, micros: Sequence[Micro]) -> Metrics:
+    """Means over all answers of all ranks; of those left out, over the ones that came to a pack."""
+    cut = [not done for group in collected.groups for done in group.finished]
+    lengths = [group.lengths for group in collected.groups]
+    length = int(torch.cat(lengths).sum()) if lengths else 0
+    answers = sum(micro.pack.count for micro in micros)
+    left_out = answers - sum(micro.counts()[1] for micro in micros)
+    return distributed.mean_by_name(
+        {
+            "tokens/mean_length": [float(length), float(len(cut))],
+            "tokens/truncated": [float(sum(cut)), float(len(cut))],
+            "kl/left_out": [float(left_out), float(answers)],
+        }
+    )
+
+
+def peak_memory_mb(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def log_line(step: int, metrics: Metrics) -> str:
+    """One line of train.log: what a person watches."""
+    tasks = " ".join(
+        f"{letter} {metrics[f'reward/{letter}']:.3f}"
+        for letter in LETTERS
+        if f"reward/{letter}" in metrics
+    )
+    return (
+        f"Step {step} reward {metrics['reward/mean']:.3f} ({tasks}) KL {metrics['kl/exact']:.4f} "
+        f"entropy {metrics['policy/entropy']:.3f} norm {metrics['grad/norm']:.2f} "
+        f"lr {metrics['lr']:.2e} {metrics['time/step_s']:.2f} s"
+    )
+
+
+def rollout_record(step: int, group: Group) -> dict[str, Any]:
+    """A prompt with its answers, as `rollouts.jsonl` keeps them."""
+    row = group.prompt.row
+    truth: dict[str, Any] = {"fen": row.fen}
+    if isinstance(row, PolicyRow):
+        truth |= {"moves": list(row.moves), "cp": list(row.cp)}
+    else:
+        truth |= {"move": row.move, "next_fen": row.next_fen, "kind": row.kind}
+    answers = [
+        {"text": text, "reward": verdict.total, "parts": verdict.parts, "reason": verdict.reason}
+        for text, verdict in zip(group.texts, group.verdicts, strict=True)
+    ]
+    return {"step": step, "task": group.prompt.letter, "truth": truth, "answers": answers}

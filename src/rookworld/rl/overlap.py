@@ -1,0 +1,131 @@
+"""The first half of a step: groups of sampled, judged answers, and what a GPU does meanwhile.
+
+Laws: which answers are asked for is a function of settings and step; what is done while others
+score them changes nothing but the time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from rookworld.grpo.schedule import FALLS, ramp
+from rookworld.model.activation_reuse import Tape
+from rookworld.model.precision import matrices_in
+from rookworld.rl import forward, update
+from rookworld.rl.metrics import Clock
+from rookworld.rl.self_distill import Drilled
+from rookworld.rl.settings import TrainSettings
+from rookworld.rl.state import State, reward_rules, sampling
+from rookworld.rl.update import Coefs
+from rookworld.rollout.collector import Collected, Collector, collect
+from rookworld.rollout.types import Answers
+from rookworld.runtime import distributed
+from rookworld.tasks.engine import usable_cores
+from rookworld.tasks.scorer import Workers, workers
+from rookworld.tasks.task import Judge
+
+
+def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Clock) -> Collected:
+    """Sampled and judged groups of this step."""
+    # a recovery samples anew: the answers that led astray are not asked for again
+    seed = settings.seed + 1_000_003 * state.guard.recoveries
+    scorers = scoring_workers(settings, state.learner.whole.device)
+    tape = tape_for(state, settings)
+    state.known.tape = tape if tape is not None and not tape.full else None
+    collector = Collector(
+        state.learner.whole,
+        state.tokenizer,
+        sampling(settings, state.tokenizer),
+        settings.k_samples,
+        seed,
+        reward_rules(settings),
+        judge,
+        by_field=settings.credit != "answer" and not settings.gae,
+        by_choice=settings.credit == "choices" and not settings.gae,
+        tape=tape,
+        dtype=matrices_in(settings.dtype, state.learner.whole.device),
+        workers=scorers,
+        clock=clock.lap,
+    )
+    if may_look_ahead(state, settings):
+        # drills are counted over all ranks: whether this is done must not depend on a rank's cores
+        collector = replace(collector, idle=partial(drill_ahead, state, settings))
+        if scorers is not None:
+            collector = replace(collector, meanwhile=partial(look_ahead, state, settings))
+    progress = ramp(state.step, settings.reward_warmup_steps)
+    return collect(
+        collector,
+        state.prompts,
+        settings.batch_size,
+        state.step,
+        progress,
+        flat_tries=settings.flat_tries,
+    )
+
+
+def look_ahead(state: State, settings: TrainSettings, answers: Sequence[Answers]) -> None:
+    """Ask the reference, while others score them, what does not depend on the scores."""
+    forward.look_ahead(state.learner, settings, state.tokenizer.eos, state.known, answers)
+
+
+def drill_ahead(state: State, settings: TrainSettings) -> None:
+    """Have the device begin the step's gradient with what is drilled, while answers are scored."""
+    if state.drill is None or state.begun is not None:
+        return
+    drills = drills_at(state, settings)
+    coef = coefs_at(state, settings).agreement
+    state.begun = drills, update.drilled(drills, state.learner, settings, coef)
+
+
+def drills_at(state: State, settings: TrainSettings) -> list[Drilled]:
+    """What this step drills, if anything."""
+    helpers = scoring_workers(settings, state.learner.whole.device)
+    return [] if state.drill is None else state.drill.at(state.step, helpers)
+
+
+def may_look_ahead(state: State, settings: TrainSettings) -> bool:
+    """Whether there is something to do while answers are scored: a GPU then does nothing.
+
+    Not while policy and reference are one model: both must see the same packs for KL to be 0; nor
+    in shares, which must take as many passes on every rank.
+    """
+    idle = state.learner.reference.device.type == "cuda"
+    return idle and not settings.shard and not state.learner.one_model
+
+
+def tape_for(state: State, settings: TrainSettings) -> Tape | None:
+    """Where a CPU's sampler keeps what its products found; no more of it than a pass may hold."""
+    if state.learner.whole.device.type != "cpu":
+        return None
+    return Tape(settings.k_samples, settings.micro_tokens if may_tape(state, settings) else 0)
+
+
+def may_tape(state: State, settings: TrainSettings) -> bool:
+    """Whether the update may go on from the sampler's products.
+
+    Not while policy and reference are one model: both must see the same packs for KL to be 0.
+    Recomputed and compiled blocks, and those in shares, make their own.
+    """
+    learner = state.learner
+    own = learner.gathered is None and not (settings.recompute or settings.compile)
+    return own and not learner.one_model
+
+
+def scoring_workers(settings: TrainSettings, device: torch.device) -> Workers | None:
+    """Processes that score beside a GPU; on a CPU they would take the cores from the sampler."""
+    count = settings.score_workers
+    if count is None:
+        cores = min(usable_cores(), (os.cpu_count() or 1) // distributed.local_world_size())
+        count = min(8, cores // 2) if device.type == "cuda" else 0
+    return workers(count) if count > 0 else None
+
+
+def coefs_at(state: State, settings: TrainSettings) -> Coefs:
+    """What the KL and the agreement weigh at this step."""
+    share = FALLS[settings.agreement_schedule](state.step / settings.steps)
+    return Coefs(state.control.coef_at(state.step), share * settings.agreement_coef)

@@ -1,0 +1,399 @@
+"""What a training holds, how it is built from its settings, and how it is put away and taken back.
+
+Laws: everything that the next step depends on is in `State`, so a checkpoint of it continues bit by
+bit (CPU); what a checkpoint says is independent of the number of processes. What the guard has
+learnt, and the best model so far, survive a restore.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rookworld.data.sources import load_positions
+from rookworld.evaluation.generator import NEW_TOKENS
+from rookworld.grpo.advantages import RunningMeans
+from rookworld.grpo.guard import Guard, GuardSettings
+from rookworld.grpo.kl import KLControl, KLSettings
+from rookworld.model import sharding
+from rookworld.model.checkpoint import (
+    Checkpoint,
+    below,
+    drop_after,
+    load_checkpoint,
+    mark_best,
+    newest_checkpoint,
+    optimizer_tensors,
+    prune,
+    refuse_another_kind,
+    restore_optimizer,
+    save_checkpoint,
+)
+from rookworld.model.gpt2 import GPT2
+from rookworld.model.kernels.cuda_graphs import PassGraphs
+from rookworld.model.optim import muon_of, stepped_by
+from rookworld.model.sampling.sampler import Sampling
+from rookworld.model.tokenizer import Tokenizer
+from rookworld.model.weights import load_model, resolve_folder
+from rookworld.rl import forward
+from rookworld.rl.forward import Learner
+from rookworld.rl.self_distill import Drill, Drilled
+from rookworld.rl.settings import TOKEN_LOSSES, TrainSettings
+from rookworld.rollout.collector import Prompts
+from rookworld.rollout.token_values import move_tokens
+from rookworld.rollout.types import LETTERS
+from rookworld.runtime import distributed
+from rookworld.runtime.config import resolved
+from rookworld.runtime.errors import ConfigError, RookworldError
+from rookworld.runtime.run_folder import Run, read_lines, write_json, write_text
+from rookworld.tasks.reward import RewardRules, RunningNorm
+from rookworld.tasks.task import EnvironmentRow, PolicyRow
+
+log = logging.getLogger(__name__)
+
+EVENTS = "events.jsonl"
+MOMENTS = ("optimizer", "muon")
+"""What the moments of AdamW and Muon are called in a checkpoint."""
+
+
+@dataclass
+class State:
+    """Everything a checkpoint holds, and what is handed on within a step."""
+
+    learner: Learner
+    tokenizer: Tokenizer
+    optimizers: list[torch.optim.Optimizer]
+    """By the names of `MOMENTS`."""
+    prompts: Prompts
+    control: KLControl
+    guard: Guard
+    running: RunningMeans = field(default_factory=RunningMeans)
+    norm: RunningNorm = field(default_factory=RunningNorm)
+    step: int = 0
+    best: float | None = None
+    """Best held-out reward so far."""
+    kl_high: int = 0
+    """Steps in a row with KL above --ref-reset-kl."""
+    known: forward.Known = field(default_factory=forward.Known)
+    """What was found out about answers while they were scored; empty between steps."""
+    drill: Drill | None = None
+    """Prompts that learn what the reference's lists agree on, with --agreement-coef."""
+    begun: tuple[list[Drilled], Tensor] | None = None
+    """What this step drills and `update.drilled` found, if that was done while answers were scored;
+    None between steps."""
+
+    def plain(self) -> dict[str, Any]:
+        """What is not a tensor."""
+        return {
+            "step": self.step,
+            "position": self.prompts.position,
+            "control": self.control.state_dict(),
+            "guard": self.guard.state_dict(),
+            "running": self.running.state_dict(),
+            "norm": self.norm.state_dict(),
+            "best": self.best,
+            "kl_high": self.kl_high,
+        }
+
+    def load_plain(self, state: dict[str, Any], *, recovering: bool) -> None:
+        """Go on from `plain()`; a recovery keeps what the guard and the best model know."""
+        self.step, self.prompts.position = int(state["step"]), int(state["position"])
+        self.control.load_state_dict(state["control"])
+        self.running.load_state_dict(state["running"])
+        self.norm.load_state_dict(state["norm"])
+        self.kl_high = int(state["kl_high"])
+        if not recovering:
+            self.best = state["best"]
+            self.guard.load_state_dict(state["guard"])
+
+
+# --- built from settings ------------------------------------------------------------------------
+
+
+def new_state(
+    settings: TrainSettings, rows: Sequence[PolicyRow | EnvironmentRow], device: torch.device
+) -> State:
+    folder = resolve_folder(settings.model)
+    tokenizer = Tokenizer.load(folder)
+    learner = new_learner(folder, settings, device)
+    fits(learner.model, settings, tokenizer)
+    hold_still(learner.model, settings.trained)
+    learner.model.recompute = settings.recompute
+    if settings.compile:
+        for block in learner.model.h:
+            block.compile(dynamic=True)
+    elif settings.graphs and device.type == "cuda" and not settings.shard:
+        record_passes(learner)
+    drill = new_drill(rows, learner, tokenizer, settings) if settings.agreement_coef > 0 else None
+    return State(
+        learner,
+        tokenizer,
+        make_optimizers(learner, settings),
+        Prompts(rows, tokenizer, settings.mix_env_ratio, settings.seed),
+        KLControl(kl_settings(settings)),
+        Guard(guard_settings(settings)),
+        drill=drill,
+    )
+
+
+def new_drill(
+    rows: Sequence[PolicyRow | EnvironmentRow],
+    learner: Learner,
+    tokenizer: Tokenizer,
+    settings: TrainSettings,
+) -> Drill:
+    """Of the positions of --agreement-data, or else of the analysis rows."""
+    own = (row.fen for row in rows if isinstance(row, PolicyRow))
+    fens = load_positions(settings.agreement_data) if settings.agreement_data else tuple(own)
+    return Drill(fens, learner, tokenizer, settings)
+
+
+def new_learner(folder: Path, settings: TrainSettings, device: torch.device) -> Learner:
+    """Policy and reference, whole on every rank or shared out over them."""
+    model = load_model(folder, device)
+    value_head = new_value_head(model) if settings.gae else None
+    if not settings.shard or distributed.world_size() == 1:
+        there = reference_device(settings, device)
+        reference = copy.deepcopy(model).to(there).requires_grad_(False)
+        return Learner(model, reference, value_head)
+    reference = sharding.shard(load_model(folder).requires_grad_(False), device)
+    shares = sharding.shard(load_model(folder), device)
+    return Learner(shares, reference, value_head, gathered=model.requires_grad_(False))
+
+
+def make_optimizers(learner: Learner, settings: TrainSettings) -> list[torch.optim.Optimizer]:
+    """AdamW, and Muon for block matrices if it is asked for."""
+    asked = settings.optimizer == "muon"
+    lr, decay = settings.lr, settings.weight_decay
+    muon = [muon_of(learner.model.named_parameters(), lr, decay)] if asked else []
+    taken = stepped_by(muon)
+    # groups of their own: one group's tensors are all shares or all whole
+    heads = [] if learner.value_head is None else [learner.value_head]
+    adam = torch.optim.AdamW(
+        [
+            {"params": [p for p in part.parameters() if p.requires_grad and p not in taken]}
+            for part in (learner.model, *heads)
+        ],
+        lr=settings.lr,
+        betas=(0.9, 0.95),
+        eps=settings.adam_eps,
+        weight_decay=settings.weight_decay,
+        fused=learner.model.device.type == "cuda" or not settings.shard,
+    )
+    return [adam, *muon]
+
+
+def record_passes(learner: Learner) -> None:
+    """Have small passes recorded; all share one pool of memory, since no two run at once."""
+    pool = torch.cuda.graph_pool_handle()
+    learner.graphs = PassGraphs(learner.model, pool)
+    if learner.reference.device == learner.model.device:
+        learner.ref_graphs = PassGraphs(learner.reference, pool)
+
+
+def hold_still(model: GPT2, trained: str) -> None:
+    """Weights that do not learn get no gradient, which also spares computing it."""
+    for name, parameter in model.named_parameters():
+        in_block = name.startswith(("h.", "ln_f."))
+        learns = {"all": True, "blocks": in_block, "vectors": parameter.ndim == 1}[trained]
+        parameter.requires_grad_(learns)
+
+
+def fits(model: GPT2, settings: TrainSettings, tokenizer: Tokenizer) -> None:
+    """Refuse a model that is too short for an answer or whose tokenizer does not suit it."""
+    if model.config.vocab_size < tokenizer.vocab_size:
+        raise ConfigError(
+            f"--model {settings.model}: {model.config.vocab_size} embeddings for a tokenizer of "
+            f"{tokenizer.vocab_size}; this tokenizer belongs to another model"
+        )
+    longest = max(sampling(settings, tokenizer)[letter].max_new_tokens for letter in LETTERS)
+    if longest >= model.config.n_positions:
+        raise ConfigError(
+            f"--max-new-tokens {longest}: the model has only {model.config.n_positions} positions"
+        )
+    if settings.credit == "choices" and not settings.gae and not move_tokens(tokenizer)[0]:
+        raise ConfigError(
+            f"--credit choices: the tokenizer of {settings.model} spells moves in pieces, and a "
+            "choice between moves has to be one token; take --credit outlook"
+        )
+
+    if settings.agreement_coef > 0 and not move_tokens(tokenizer)[0]:
+        raise ConfigError(
+            f"--agreement-coef {settings.agreement_coef}: the tokenizer of {settings.model} spells "
+            "moves in pieces, and lists are compared move by move; leave it out"
+        )
+
+
+def with_credit(settings: TrainSettings, tokenizer: Tokenizer) -> TrainSettings:
+    """`--credit auto` decided."""
+    if settings.credit != "auto":
+        return settings
+    may = settings.loss in TOKEN_LOSSES and settings.kl_type != "k1_reward" and not settings.gae
+    return replace(settings, credit="choices" if may and move_tokens(tokenizer)[0] else "fields")
+
+
+def reference_device(settings: TrainSettings, device: torch.device) -> torch.device:
+    """Where the reference lives; a device that is not there falls back to the policy's."""
+    if settings.ref_device is None:
+        return device
+    wanted = settings.ref_device
+    kind, _, number = wanted.partition(":")
+    if kind not in ("cpu", "cuda") or not (number.isdigit() or not number):
+        raise ConfigError(f"--ref-device {wanted}: expected cpu, cuda or cuda:N")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        log.warning("--ref-device %s is not here; the reference stays on %s", wanted, device)
+        return device
+    return torch.device(wanted)
+
+
+def new_value_head(model: GPT2) -> nn.Linear:
+    """Predicts nothing at first, so that the first advantages are the rewards themselves."""
+    head = nn.Linear(model.config.n_embd, 1).to(model.device)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def kl_settings(settings: TrainSettings) -> KLSettings:
+    return KLSettings(
+        coef=settings.kl_coef,
+        adaptive=settings.adaptive_kl,
+        target=settings.target_kl,
+        coef_min=settings.kl_coef_min,
+        coef_max=settings.kl_coef_max,
+        warmup_steps=settings.kl_warmup_steps,
+        warmup_factor=settings.kl_warmup_factor,
+    )
+
+
+def guard_settings(settings: TrainSettings) -> GuardSettings:
+    return GuardSettings(
+        kl_divergence_threshold=settings.kl_divergence_threshold,
+        adaptive_threshold=settings.adaptive_threshold,
+        entropy_floor=settings.entropy_floor,
+        max_consecutive_nans=settings.max_consecutive_nans,
+        max_recoveries=settings.max_recoveries,
+        recovery_lr_factor=settings.recovery_lr_factor,
+    )
+
+
+def reward_rules(settings: TrainSettings) -> RewardRules:
+    return RewardRules(
+        shaping=settings.reward_shaping,
+        p_malformed=settings.p_malformed,
+        a_malformed=settings.a_malformed,
+        **settings.chosen(),
+    )
+
+
+def sampling(settings: TrainSettings, tokenizer: Tokenizer) -> dict[str, Sampling]:
+    """How each task is sampled."""
+    made = {}
+    for letter in LETTERS:
+        temperature, top_p = forward.sampling_of(letter, settings)
+        longest = settings.max_new_tokens or NEW_TOKENS[tokenizer.style][letter]
+        made[letter] = Sampling(
+            temperature=temperature, top_k=settings.top_k, top_p=top_p, max_new_tokens=longest
+        )
+    return made
+
+
+# --- put away and taken back --------------------------------------------------------------------
+
+
+def checkpoint_folder(run: Run, step: int) -> Path:
+    return run.folder / "checkpoints" / f"step-{step:06d}"
+
+
+def save(run: Run, state: State, settings: TrainSettings, *, best: bool = False) -> None:
+    """Write a checkpoint (rank 0), keep the last few and the best."""
+    tensors: dict[str, Tensor] = {}
+    for optimizer, name in zip(state.optimizers, MOMENTS, strict=False):
+        tensors |= optimizer_tensors(optimizer, name)
+    tensors |= {f"reference.{n}": t for n, t in state.learner.reference.named_parameters()}
+    if state.learner.value_head is not None:
+        tensors |= {f"value.{n}": t for n, t in state.learner.value_head.named_parameters()}
+    if state.drill is not None:
+        tensors |= {f"drill.{n}": t for n, t in state.drill.tensors().items()}
+    tensors = sharding.whole_tensors(tensors)
+    if distributed.rank() == 0:
+        plain = state.plain() | {"events": sum(1 for _ in read_lines(run.folder / EVENTS))}
+        folder = checkpoint_folder(run, state.step)
+        save_checkpoint(folder, state.learner.whole, state.tokenizer, tensors, plain)
+        if best:
+            mark_best(folder)
+        prune(run.folder, settings.keep)
+    distributed.barrier()
+
+
+def resume(state: State, run: Run, settings: TrainSettings, say: Callable[[str], None]) -> bool:
+    """Go on from the newest whole checkpoint; whether there was one."""
+    if not settings.resume:
+        return False
+    newest = newest_checkpoint(run.folder, say) if distributed.rank() == 0 else None
+    step = -1 if newest is None else int(newest.name.removeprefix("step-"))
+    step = int(distributed.from_first([float(step)])[0])
+    if step < 0:
+        return False
+    checkpoint = load_checkpoint(checkpoint_folder(run, step))
+    refuse_another_kind(checkpoint, "train --backend native", state.learner.whole)
+    restore(state, checkpoint, recovering=False)
+    distributed.barrier()
+    if distributed.rank() == 0:
+        drop_after(run.folder, step)
+        run.cut_back(step, keep=(EVENTS,))
+        cut_events(run, int(checkpoint.state["events"]))
+        write_json(run.folder / "config.json", resolved(settings))
+        if step < settings.steps:
+            (run.folder / "DONE").unlink(missing_ok=True)
+        say(f"resumed after step {step}")
+    distributed.barrier()
+    return True
+
+
+def cut_events(run: Run, count: int) -> None:
+    """Keep the first `count` events.
+
+    By number, not by step: a restore goes back in steps, and its event must outlive it.
+    """
+    path = run.folder / EVENTS
+    if path.exists():
+        kept = list(read_lines(path))[:count]
+        write_text(path, "".join(json.dumps(event) + "\n" for event in kept))
+
+
+def restore(state: State, checkpoint: Checkpoint, *, recovering: bool) -> None:
+    """Put a checkpoint's weights, moments, reference and counters back."""
+    learner = state.learner
+    saved = load_model(checkpoint.folder)
+    for model in {learner.model, learner.whole}:
+        sharding.copy_weights(saved, model)
+    load_named(learner.reference, checkpoint, "reference")
+    if learner.value_head is not None:
+        load_named(learner.value_head, checkpoint, "value")
+    for optimizer, name in zip(state.optimizers, MOMENTS, strict=False):
+        optimizer.state.clear()
+        restore_optimizer(optimizer, checkpoint.tensors, name)
+    if state.drill is not None:
+        state.drill.restore(dict(below(checkpoint.tensors, "drill")))
+    state.load_plain(checkpoint.state, recovering=recovering)
+
+
+def load_named(module: nn.Module, checkpoint: Checkpoint, prefix: str) -> None:
+    sharding.give_back(module)
+    for name, parameter in module.named_parameters():
+        saved: Tensor | None = checkpoint.tensors.get(f"{prefix}.{name}")
+        if saved is None or saved.shape != parameter.shape:
+            raise RookworldError(
+                f"{checkpoint.folder}: no {prefix}.{name} of shape {list(parameter.shape)} in it; "
+                "resume with the run's own --model and --gae"
+            )
+        sharding.assign(parameter, saved)

@@ -1,0 +1,217 @@
+"""One GRPO update: packs with their advantages in, gradients and their numbers out.
+
+Laws: the gradient is the same however a step is cut into packs or ranks, and the same as that of
+every prompt computed K times (shared prefix). Nothing here decides: the guard does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rookworld.grpo import loss as losses
+from rookworld.grpo.kl import ESTIMATORS, TokenStats
+from rookworld.grpo.list_targets import agreement_kl
+from rookworld.grpo.loss import Batch, LossSettings, RatioStats, StepTotals
+from rookworld.model import sharding
+from rookworld.model.gpt2 import GPT2
+from rookworld.model.precision import passes_in
+from rookworld.rl.forward import Learner, Micro, chosen_worths, states, stats_of
+from rookworld.rl.self_distill import Drilled
+from rookworld.rl.settings import TrainSettings
+from rookworld.runtime import distributed
+
+
+def totals_of(micros: Sequence[Micro], longest: int) -> StepTotals | None:
+    """Tokens and answers that count, over all ranks; None when nothing does."""
+    counts = torch.zeros(2, dtype=torch.float64)
+    for micro in micros:
+        counts += torch.tensor(micro.counts())
+    distributed.sum_over_ranks(counts)
+    tokens, sequences = (int(count) for count in counts.tolist())
+    if tokens == 0 or sequences == 0:
+        return None
+    return StepTotals(tokens=tokens, sequences=sequences, max_tokens=longest)
+
+
+@dataclass(frozen=True)
+class Coefs:
+    """What parts of the objective weigh at this step."""
+
+    kl: float
+    agreement: float
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """What one gradient measured, over all ranks."""
+
+    policy: float
+    kl_loss: float
+    value: float
+    entropy: float
+    kl: float
+    ratio: RatioStats
+    norm: float
+    agreement: float
+
+    def total(self, coefs: Coefs, settings: TrainSettings) -> float:
+        weighted = 0.0 if settings.kl_type == "k1_reward" else coefs.kl * self.kl_loss
+        value = settings.value_coef * self.value
+        agreement = coefs.agreement * self.agreement
+        return self.policy + weighted + value + agreement - settings.entropy_coef * self.entropy
+
+
+NOTHING = Gradient(
+    policy=math.nan,
+    kl_loss=math.nan,
+    value=math.nan,
+    entropy=math.nan,
+    kl=math.nan,
+    ratio=RatioStats(*(torch.zeros(()) for _ in range(4))),
+    norm=math.nan,
+    agreement=math.nan,
+)
+"""Of a step without an answer to learn from: not a number anywhere, so the guard refuses it."""
+
+
+def gradient(
+    micros: Sequence[Micro],
+    learner: Learner,
+    totals: StepTotals,
+    settings: TrainSettings,
+    coefs: Coefs,
+    drills: Sequence[Drilled] = (),
+    begun: Tensor | None = None,
+) -> Gradient:
+    """Backward through every pack; gradients are left on the parameters, summed over ranks.
+
+    `begun` is what `drilled` found, where the drills' gradient is there already.
+    """
+    device = learner.model.device
+    sums = torch.zeros(5, dtype=torch.float64, device=device)
+    ratio = RatioStats(*(torch.zeros((), device=device) for _ in range(4)))
+    missing = sharding.missing_passes(learner.model, len(micros))
+    for micro in micros:
+        objective, measured, micro_ratio = objective_of(micro, learner, totals, settings, coefs)
+        objective.backward()  # type: ignore[no-untyped-call]
+        sums += measured
+        ratio = ratio.merge(micro_ratio)
+    sharding.idle_passes(learner.model, missing)
+    apart = drilled(drills, learner, settings, coefs.agreement) if begun is None else begun
+    agreement = float(distributed.sum_over_ranks(apart))
+    distributed.sum_over_ranks(sums)
+    parameters = learner.parameters()
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    silence_key_biases(learner.model)
+    # shares have been summed on their way back
+    distributed.sum_gradients(p for p in parameters if sharding.local(p) is p)
+    counts = distributed.sum_over_ranks(
+        torch.stack([ratio.clipped, ratio.tokens, ratio.gap]).double()
+    )
+    ratio = RatioStats(counts[0], counts[1], distributed.max_over_ranks(ratio.ratio_max), counts[2])
+    norm = sharding.total_norm([p.grad for p in parameters if p.grad is not None])
+    policy, kl_loss, value, entropy, kl = sums.tolist()
+    return Gradient(policy, kl_loss, value, entropy, kl, ratio, float(norm), agreement)
+
+
+def objective_of(
+    micro: Micro,
+    learner: Learner,
+    totals: StepTotals,
+    settings: TrainSettings,
+    coefs: Coefs,
+) -> tuple[Tensor, Tensor, RatioStats]:
+    """A pack's share of what is minimised, and of what a `Gradient` tells about it, in one row."""
+    # true for one update: it changes the weights that the products were made of
+    known, micro.tape = micro.products(), None
+    with passes_in(settings.dtype, learner.model.device):
+        hidden = states(micro.pack, learner.model, learner.graphs, known)
+        stats = stats_of(micro, hidden, learner, settings)
+        worths = chosen_worths(micro, hidden, learner)
+    parts, ratio = terms(micro, stats, hidden, learner, totals, settings)
+    policy, kl_loss, value, entropy, kl = (part.sum() for part in parts)
+    if worths is not None:
+        worth = losses.token_mean(micro.pack.grid(worths), micro.mask(), totals).sum()
+        # its level says nothing, as that of a ratio times an advantage does not
+        policy = policy - (worth - worth.detach())
+    objective = policy + settings.value_coef * value
+    if settings.entropy_coef != 0:
+        objective = objective + settings.entropy_coef * entropy
+    if settings.kl_type != "k1_reward" and coefs.kl > 0:
+        objective = objective + coefs.kl * kl_loss
+    measured = torch.stack([policy, kl_loss, value, -entropy, kl])
+    return objective, measured.detach().double(), ratio
+
+
+def drilled(
+    drills: Sequence[Drilled], learner: Learner, settings: TrainSettings, coef: float
+) -> Tensor:
+    """Backward through lists towards what lists agree on; this rank's share of the mean distance.
+
+    Nothing here waits for the device.
+    """
+    rows = torch.tensor(float(sum(len(one.agreed.rows) for one in drills)))
+    total = max(1.0, float(distributed.sum_over_ranks(rows)))
+    apart = torch.zeros((), dtype=torch.float64, device=learner.model.device)
+    for one in drills:
+        with passes_in(settings.dtype, learner.model.device):
+            hidden = states(one.pack, learner.model, learner.graphs)
+            distance = agreement_kl(hidden, learner.model.lm_head.weight, one.agreed).sum() / total
+        (coef * distance).backward()  # type: ignore[no-untyped-call]
+        apart += distance.detach()
+    return apart
+
+
+def silence_key_biases(model: GPT2) -> None:
+    """Zero what is zero: a bias on the keys shifts all scores of a query alike.
+
+    Rounding leaves something else, which Adam would blow up to steps of full size in directions
+    that depend on how the step was cut.
+    """
+    width = model.config.n_embd
+    for block in model.h:
+        gradient = block.get_parameter("attn.c_attn.bias").grad
+        if gradient is not None:
+            sharding.local_rows(gradient, width, 2 * width).zero_()
+
+
+def terms(
+    micro: Micro,
+    stats: TokenStats,
+    hidden: Tensor,
+    learner: Learner,
+    totals: StepTotals,
+    settings: TrainSettings,
+) -> tuple[list[Tensor], RatioStats]:
+    """Contributions [answers, tokens] of policy, KL loss, value, entropy, and the exact KL."""
+    assert stats.kl is not None and stats.ref_logp is not None and micro.advantages is not None
+    packed, mask = micro.pack, micro.mask()
+    batch = Batch(packed.grid(stats.logp), packed.grid(micro.old_logp), micro.advantages, mask)
+    rules = LossSettings(
+        name=settings.loss,
+        clip_low=settings.clip_range,
+        clip_high=settings.clip_high,
+        tv_delta=settings.tv_delta,
+    )
+    policy, held_back = losses.policy_loss(batch, totals, rules)
+    if settings.kl_type in ESTIMATORS:
+        estimate = ESTIMATORS[settings.kl_type](stats.logp, stats.ref_logp)
+        # tokens come from the sampler's policy, which after the first update is an older one
+        kl_rows = (stats.logp - micro.old_logp).detach().exp() * estimate
+    else:
+        kl_rows = stats.kl
+    kl = losses.token_mean(packed.grid(kl_rows), mask, totals)
+    exact = losses.token_mean(packed.grid(stats.kl.detach()), mask, totals)
+    entropy = losses.entropy_loss(packed.grid(stats.entropy), mask, totals)
+    value = torch.zeros((), device=hidden.device)
+    if learner.value_head is not None and micro.returns is not None:
+        predicted = learner.value_head(hidden.detach().float()).squeeze(-1)
+        value = losses.value_loss(packed.grid(predicted), micro.returns, mask, totals)
+    return [policy, kl, value, entropy, exact], losses.ratio_stats(batch, held_back)

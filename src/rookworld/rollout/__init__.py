@@ -1,0 +1,1 @@
+"""JOINT: model x task. Prompts become groups of sampled, judged completions."""

@@ -1,0 +1,292 @@
+"""JOINT: model x task. Prompts become groups of sampled, judged answers.
+
+Laws: the ids that were sampled are the ids that are trained on, with the log-probabilities recorded
+while sampling; a group stays whole; which prompts a step sees is a function of (seed, position),
+and a sample of (seed, step, prompt, number), so neither depends on the world size. A bad answer is
+data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rookworld.grpo.advantages import flat_groups, reward_tensor, valid_groups
+from rookworld.model.activation_reuse import Tape
+from rookworld.model.gpt2 import GPT2
+from rookworld.model.sampling.sampler import ROWS_AT_ONCE, Sampling, sample
+from rookworld.model.tokenizer import Tokenizer
+from rookworld.rollout.token_values import alternatives, promised
+from rookworld.rollout.types import LETTERS, Answers, Group, Promises, Prompt
+from rookworld.runtime import distributed
+from rookworld.runtime.errors import DataError
+from rookworld.tasks.environment import ENVIRONMENT
+from rookworld.tasks.policy import POLICY
+from rookworld.tasks.reward import RewardRules
+from rookworld.tasks.scorer import Question, Scorer, Scores, Workers
+from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow
+
+
+class Prompts:
+    """An endless stream of prompts from two piles of rows, mixed by a fixed ratio."""
+
+    def __init__(
+        self,
+        rows: Sequence[PolicyRow | EnvironmentRow],
+        tokenizer: Tokenizer,
+        mix_env_ratio: float,
+        seed: int,
+    ) -> None:
+        self.piles: dict[str, list[PolicyRow | EnvironmentRow]] = {
+            "P": [row for row in rows if isinstance(row, PolicyRow)],
+            "A": [row for row in rows if isinstance(row, EnvironmentRow)],
+        }
+        self.tokenizer = tokenizer
+        self.ratio = mix_env_ratio
+        self.seed = seed
+        self.position = 0
+        for letter, share in (("P", 1 - mix_env_ratio), ("A", mix_env_ratio)):
+            if share > 0 and not self.piles[letter]:
+                raise DataError(
+                    f"no {letter}: rows in the data, but --mix-env-ratio {mix_env_ratio} asks for "
+                    f"them; use --mix-env-ratio {0 if letter == 'A' else 1} or other --data"
+                )
+
+    def take(self, count: int) -> list[Prompt]:
+        """The next `count` prompts; the stream wraps and is reshuffled at every wrap."""
+        places = range(self.position, self.position + count)
+        asked = [self.at(place) for place in places]
+        texts = [prompt_text(row, self.tokenizer) for _, row in asked]
+        self.position += count
+        return [
+            Prompt(letter, row, tuple(ids), place)
+            for (letter, row), ids, place in zip(
+                asked, self.tokenizer.encode_batch(texts), places, strict=True
+            )
+        ]
+
+    def at(self, place: int) -> tuple[str, PolicyRow | EnvironmentRow]:
+        """The task and the row at a place of the stream."""
+        # environment prompts are spread evenly: the n-th comes when ratio × place passes n
+        before = int(place * self.ratio + 1e-9)
+        is_env = int((place + 1) * self.ratio + 1e-9) > before
+        letter, nth = ("A", before) if is_env else ("P", place - before)
+        pile = self.piles[letter]
+        order = shuffled(len(pile), self.seed, nth // len(pile), LETTERS.index(letter))
+        return letter, pile[int(order[nth % len(pile)])]
+
+
+@lru_cache(maxsize=8)
+def shuffled(count: int, seed: int, epoch: int, task: int) -> NDArray[np.int64]:
+    """The order in which a pile of rows is gone through for the n-th time."""
+    return np.random.default_rng((seed, epoch, task)).permutation(count)
+
+
+def prompt_text(row: PolicyRow | EnvironmentRow, tokenizer: Tokenizer) -> str:
+    if isinstance(row, PolicyRow):
+        return POLICY.prompt(row, tokenizer.style)
+    return ENVIRONMENT.prompt(row, tokenizer.style)
+
+
+@dataclass(frozen=True)
+class Collector:
+    """How answers are collected: who samples, under which settings, and who judges."""
+
+    model: GPT2
+    tokenizer: Tokenizer
+    sampling: dict[str, Sampling]
+    """By task letter."""
+    k: int
+    seed: int
+    rules: RewardRules
+    judge: Judge | None = None
+    by_field: bool = False
+    """Also work out what each answer was worth while it was written."""
+    by_choice: bool = False
+    """And what every move was worth that could have been listed."""
+    tape: Tape | None = None
+    """Where the sampler's products are kept."""
+    dtype: torch.dtype | None = None
+    """What the sampler's matrices are in; default: as the model's."""
+    workers: Workers | None = None
+    """Who scores a part of the answers while the next part is sampled; default: nobody else."""
+    meanwhile: Callable[[Sequence[Answers]], None] = field(default=lambda answers: None)
+    """Called with answers while others score them."""
+    idle: Callable[[], None] = field(default=lambda: None)
+    """Called when all answers are sampled and others still score them, also without any prompt:
+    ranks may have something to agree on."""
+    clock: Callable[[str], Any] = field(default=lambda name: None)
+    """Called with "sample" at the end of a stretch of sampling, with "score" at that of others."""
+
+    def groups(self, prompts: Sequence[Prompt], step: int, progress: float) -> list[Group]:
+        """Sampled and judged answers to each prompt, in the prompts' order."""
+        if not prompts:
+            self.idle()
+            return []
+        scorer = Scorer(self.rules, progress, self.by_field, self.judge, self.by_choice)
+        order = sorted(range(len(prompts)), key=lambda place: len(prompts[place].ids))
+        most = len(order) if self.workers is None else max(1, ROWS_AT_ONCE // self.k)
+        begun = []
+        for at in range(0, len(order), most):
+            answers = self.sampled([prompts[place] for place in order[at : at + most]], step)
+            self.clock("sample")
+            questions = self.read(answers)
+            begun.append((answers, questions, self.begin(scorer, questions)))
+            self.meanwhile(answers)
+            self.clock("score")
+        self.idle()
+        groups = [group for one in begun for group in self.judged(*one)]
+        self.clock("score")
+        return [group for _, group in sorted(zip(order, groups, strict=True), key=lambda x: x[0])]
+
+    def sampled(self, prompts: Sequence[Prompt], step: int) -> list[Answers]:
+        """K answers to each prompt."""
+        samples = sample(
+            self.model,
+            [prompt.ids for prompt in prompts],
+            k=self.k,
+            settings=[self.sampling[prompt.letter] for prompt in prompts],
+            eos=self.tokenizer.eos,
+            seed=self.seed,
+            step=step,
+            keys=[prompt.key for prompt in prompts],
+            tape=self.tape,
+            dtype=self.dtype,
+        )
+        lengths = samples.lengths.tolist()
+        ids = samples.tokens.cpu().numpy()
+        finished = samples.finished.tolist()
+        found = []
+        for place, prompt in enumerate(prompts):
+            mine = slice(place * self.k, (place + 1) * self.k)
+            longest = max(lengths[mine])
+            found.append(
+                Answers(
+                    prompt,
+                    samples.tokens[mine, :longest],
+                    samples.lengths[mine],
+                    samples.logp[mine, :longest],
+                    samples.entropy[mine, :longest],
+                    ids[mine],
+                    lengths[mine],
+                    tuple(finished[mine]),
+                )
+            )
+        return found
+
+    def read(self, answers: Sequence[Answers]) -> list[Question]:
+        """Answers as texts."""
+        texts = self.tokenizer.decode_batch(
+            [
+                row[:length]
+                for one in answers
+                for row, length in zip(one.ids.tolist(), one.counts, strict=True)
+            ]
+        )
+        return [
+            Question(one.prompt.row, tuple(texts[at : at + self.k]), one.finished)
+            for at, one in zip(range(0, len(texts), self.k), answers, strict=True)
+        ]
+
+    def begin(self, scorer: Scorer, questions: list[Question]) -> Callable[[], list[Scores]]:
+        """Have answers scored by the workers, or by ourselves when asked for."""
+        judge = self.judge
+        if judge is None:
+            here = partial(scorer.all, questions)
+            return here if self.workers is None else self.workers.begin(scorer.all, questions)
+
+        def asked() -> list[Scores]:
+            # an engine cannot be handed to another process
+            judge.prefetch([q.row for q in questions if isinstance(q.row, PolicyRow)])
+            return scorer.all(questions)
+
+        return asked
+
+    def judged(
+        self,
+        answers: Sequence[Answers],
+        questions: Sequence[Question],
+        scored: Callable[[], list[Scores]],
+    ) -> list[Group]:
+        """Answers with their verdicts, when these are there."""
+        scores = scored()
+        promises: Sequence[Promises | None] = [None] * len(answers)
+        if self.by_field:
+            promises = promised(answers, [one.outlooks for one in scores], self.tokenizer)
+        return [
+            Group(
+                one.prompt,
+                one.tokens,
+                one.lengths,
+                one.logp,
+                one.entropy,
+                question.finished,
+                question.texts,
+                found.verdicts,
+                promise,
+                alternatives(one, found.choices, self.tokenizer) if found.choices else None,
+            )
+            for one, question, found, promise in zip(
+                answers, questions, scores, promises, strict=True
+            )
+        ]
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a step trains on: this rank's groups, and what became of all ranks' groups."""
+
+    groups: list[Group]
+    flat: int
+    """Groups without spread that were met, replaced ones included."""
+    invalid: int
+    """Groups with a reward that is not a finite number: never trained on."""
+    seen: int
+    """Groups sampled in all."""
+
+
+def collect(
+    collector: Collector,
+    prompts: Prompts,
+    count: int,
+    step: int,
+    progress: float,
+    *,
+    flat_tries: int,
+    tolerance: float = 1e-6,
+) -> Collected:
+    """`count` groups over all ranks; groups without spread are replaced, a bounded number of times.
+
+    Every rank draws the same prompts and answers its share, and all agree on which were flat, so
+    the groups are those that one process would have collected. The last replacements are kept even
+    if flat; a group with a reward that is no number is kept never.
+    """
+    kept: list[Group] = []
+    missing, flat, invalid, seen = count, 0, 0, 0
+    for attempt in range(flat_tries + 1):
+        drawn = prompts.take(missing)
+        share = distributed.share(len(drawn))
+        groups = collector.groups(drawn[share], step, progress)
+        flags = torch.zeros(len(drawn), 2)
+        if groups:
+            rewards = reward_tensor([group.rewards for group in groups])
+            found = torch.stack([flat_groups(rewards, tolerance), ~valid_groups(rewards)], 1)
+            flags[share] = found.float()
+        distributed.sum_over_ranks(flags)
+        last = attempt == flat_tries
+        for group, (is_flat, is_invalid) in zip(groups, flags[share].tolist(), strict=True):
+            if not is_invalid and (last or not is_flat):
+                kept.append(group)
+        flat += int(flags[:, 0].sum())
+        invalid += int(flags[:, 1].sum())
+        seen += len(drawn)
+        missing = int(flags.amax(1).sum())
+        if missing == 0:
+            break
+    return Collected(kept, flat, invalid, seen)

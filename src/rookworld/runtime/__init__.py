@@ -1,0 +1,1 @@
+"""GROUND: errors, settings, run folders, processes: what every room stands on."""

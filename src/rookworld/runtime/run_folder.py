@@ -1,0 +1,208 @@
+"""The run folder: training writes it, everything else only reads it.
+
+Laws: a file is whole or absent (written to a temporary name, synced, renamed); a JSON line is
+appended in one write; readers tolerate a half-written last line; after a resume no line is missing
+or double, because the JSONL files are cut back to the checkpoint's step.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rookworld import __version__
+from rookworld.runtime.errors import ConfigError, RookworldError
+
+STREAMS = ("metrics.jsonl", "events.jsonl", "rollouts.jsonl", "eval.jsonl")
+FIRST_ROWS = "eval-rows.npz"
+"""What the first evaluation found row by row, for a table that pairs the last with it."""
+FILES = (*STREAMS, FIRST_ROWS, "train.log", "DONE")
+FOLDERS = ("checkpoints", "final", "tensorboard")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path` by `text` at once: a reader sees the old file or the new one.
+
+    The disk is left alone if it already says so.
+    """
+    with suppress(OSError, UnicodeDecodeError):
+        if path.read_text(encoding="utf-8") == text:
+            return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise RookworldError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file of a run or model folder; a missing or broken one is the user's to know."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RookworldError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise RookworldError(f"{path}: cannot be read ({error})") from None
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole JSON objects of a JSONL file; a line cut off by a crash is passed over."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                value = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(value, dict):
+                yield value
+
+
+def finite(value: Any) -> Any:
+    """JSON knows no NaN: non-finite numbers become their names, so that every reader can parse."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+class Run:
+    """One run folder, open for writing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RookworldError(
+                f"{folder}: cannot be made ({error.strerror}); choose another --out"
+            ) from None
+
+    def append(self, stream: str, record: Mapping[str, Any]) -> None:
+        """Add one JSON line to a stream such as `metrics.jsonl`."""
+        self._add(stream, json.dumps(finite(dict(record))) + "\n")
+
+    def note(self, line: str) -> None:
+        """Add a line to `train.log`."""
+        self._add("train.log", line + "\n")
+
+    def _add(self, name: str, text: str) -> None:
+        path = self.folder / name
+        try:
+            # one unbuffered write, so that a crash leaves at most one cut-off line
+            with path.open("ab", buffering=0) as file:
+                file.write(text.encode())
+        except OSError as error:
+            raise RookworldError(f"{path}: cannot be written ({error.strerror})") from None
+
+    def cut_back(self, step: int, keep: Sequence[str] = ()) -> None:
+        """Drop the lines of every stream (but `keep`) that belong to steps after `step`."""
+        for name in STREAMS:
+            path = self.folder / name
+            if path.exists() and name not in keep:
+                kept = [r for r in read_lines(path) if int(r.get("step", 0)) <= step]
+                write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
+        log = self.folder / "train.log"
+        if log.exists():
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+            write_text(log, "".join(line for line in lines if _log_step(line) <= step))
+
+    def clear(self, say: Callable[[str], None] = lambda line: None) -> None:
+        """Remove what an earlier run left, so that a new one is not mixed with it.
+
+        What no run has left is named and kept.
+        """
+        self._refuse_to_lose()
+        steps = [path.name.removeprefix("step-") for path in self.folder.glob("checkpoints/step-*")]
+        done = max((int(number) for number in steps if number.isdigit()), default=0)
+        if done > 0:
+            say(f"{self.folder}: replaces an earlier run, saved after step {done}")
+        for name in FILES:
+            (self.folder / name).unlink(missing_ok=True)
+        for name in FOLDERS:
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        (self.folder / "checkpoints").mkdir(parents=True)
+
+    def _refuse_to_lose(self) -> None:
+        if _is_settings(self.folder / "config.json"):
+            return
+        inside = [path for name in FOLDERS for path in sorted((self.folder / name).glob("*"))]
+        lost = [path for name in FILES if (path := self.folder / name).exists()] + inside
+        if lost:
+            raise ConfigError(
+                f"{self.folder} holds {lost[0].relative_to(self.folder)}, which training there "
+                "would delete, and is no run's folder: choose another --out or move it"
+            )
+
+    def finish(self) -> None:
+        """Say that everything else has been written."""
+        write_text(self.folder / "DONE", "done\n")
+
+    @property
+    def done(self) -> bool:
+        return (self.folder / "DONE").exists()
+
+
+def _is_settings(path: Path) -> bool:
+    """Whether a file holds a run's settings: a model has a `config.json` too."""
+    try:
+        return "steps" in json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def _log_step(line: str) -> int:
+    words = line.split()
+    return int(words[1]) if len(words) > 1 and words[0] == "Step" and words[1].isdigit() else 0
+
+
+def origin(seed: int, engine: str | None = None) -> dict[str, Any]:
+    """Where a run came from: enough to repeat it."""
+    return {
+        "version": __version__,
+        "commit": _commit(),
+        "argv": sys.argv,
+        "seed": seed,
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "engine": engine,
+    }
+
+
+def _commit() -> str | None:
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None

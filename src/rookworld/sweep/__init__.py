@@ -1,0 +1,1 @@
+"""Many trainings, each in its own process and run folder, side by side and resumable."""

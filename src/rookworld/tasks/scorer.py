@@ -1,0 +1,145 @@
+"""Answers scored by the group: here, or by processes beside this one while others are sampled.
+
+Law: where an answer is scored changes nothing but the time. Scoring 128 × 16 answers takes one core
+about as long as a GPU needs for all the rest of the step.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import TypeVar
+
+from rookworld.runtime.processes import interrupts_held, outlive_interrupts
+from rookworld.tasks.environment import ENVIRONMENT
+from rookworld.tasks.policy import POLICY
+from rookworld.tasks.prefix_value import Choices, Outlook, choices, outlooks
+from rookworld.tasks.reward import RewardRules
+from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow, Verdict
+
+Given = TypeVar("Given")
+Found = TypeVar("Found")
+
+PIECES_EACH = 4
+"""Pieces of a batch for each worker, if it has so many questions: one with slow answers in it
+should not keep the others waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One row's answers."""
+
+    row: PolicyRow | EnvironmentRow
+    texts: tuple[str, ...]
+    finished: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What they are worth, and (if asked for) what each promised on the way."""
+
+    verdicts: tuple[Verdict, ...]
+    outlooks: tuple[tuple[Outlook, ...], ...]
+    choices: tuple[Choices, ...] = ()
+    """Of an analysis alone."""
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """How answers are scored; whole when pickled unless the judge is a running engine."""
+
+    rules: RewardRules
+    progress: float = 1.0
+    by_field: bool = False
+    judge: Judge | None = None
+    by_choice: bool = False
+
+    def scores(self, question: Question) -> Scores:
+        row = question.row
+        verdicts = [
+            judge_answer(row, text, done, self.rules, self.judge, self.progress)
+            for text, done in zip(question.texts, question.finished, strict=True)
+        ]
+        promised = [
+            outlooks(row, text, self.rules, self.judge, self.progress) if self.by_field else ()
+            for text in question.texts
+        ]
+        if not (self.by_choice and isinstance(row, PolicyRow)):
+            return Scores(tuple(verdicts), tuple(promised))
+        chosen = choices(row, question.texts, self.rules, self.judge, self.progress)
+        return Scores(tuple(verdicts), tuple(promised), chosen)
+
+    def all(self, questions: Sequence[Question]) -> list[Scores]:
+        return [self.scores(question) for question in questions]
+
+
+def judge_answer(
+    row: PolicyRow | EnvironmentRow,
+    text: str,
+    finished: bool,
+    rules: RewardRules,
+    judge: Judge | None,
+    progress: float,
+) -> Verdict:
+    """The verdict on one answer, whichever the task."""
+    if isinstance(row, PolicyRow):
+        return POLICY.verify(row, text, rules, judge, progress, finished=finished)
+    return ENVIRONMENT.verify(row, text, rules, None, progress, finished=finished)
+
+
+class Workers:
+    """Processes that score. When one dies its part is done here, and others are started."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.start()
+
+    def start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pool = ProcessPoolExecutor(
+            self.count, mp_context=context, initializer=outlive_interrupts
+        )
+
+    def replaced(self, pool: ProcessPoolExecutor) -> None:
+        """Start anew, unless that has been done since `pool` broke."""
+        if pool is self.pool:
+            warnings.warn(
+                "a process that scores answers has died (out of memory?); others are started",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            self.start()
+
+    def begin(
+        self, work: Callable[[Sequence[Given]], list[Found]], given: Sequence[Given]
+    ) -> Callable[[], list[Found]]:
+        """Start `work`, which can be done piece by piece; the function returned waits for it."""
+        size = max(1, -(-len(given) // (PIECES_EACH * self.count)))
+        pieces = [given[at : at + size] for at in range(0, len(given), size)]
+        pool = self.pool
+        try:
+            with interrupts_held():  # a submit may start a worker, which inherits the mask
+                begun = [pool.submit(work, piece) for piece in pieces]
+        except BrokenProcessPool:
+            self.replaced(pool)
+            return partial(work, given)
+
+        def found() -> list[Found]:
+            try:
+                return [one for piece in begun for one in piece.result()]
+            except BrokenProcessPool:
+                self.replaced(pool)
+                return work(given)
+
+        return found
+
+
+@lru_cache(maxsize=1)
+def workers(count: int) -> Workers:
+    """The one set of workers, started when first asked for; it ends with the process."""
+    return Workers(count)

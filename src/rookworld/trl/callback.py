@@ -1,0 +1,424 @@
+"""A run with TRL, step by step: what `GRPOTrainer` calls back, measured, judged and written down.
+
+Laws: numbers are measured by the functions of the native loop and bear its names; an update is
+applied only if the guard agrees; the KL weight in force is set on the trainer before each step, as
+TRL copies its own when it is built. Left out on purpose: what TRL does not tell, such as the
+sampler's log-probabilities, is not logged.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import TrainerCallback
+
+from rookworld.grpo.advantages import flat_groups, reward_tensor, valid_groups
+from rookworld.grpo.decisions import EvalHealth, Ruling, Skip, StepHealth, Stop
+from rookworld.grpo.guard import Guard
+from rookworld.grpo.kl import Draw, KLControl, k3, token_stats
+from rookworld.grpo.schedule import lr_multiplier, ramp
+from rookworld.model.checkpoint import (
+    Checkpoint,
+    drop_after,
+    load_checkpoint,
+    mark_best,
+    newest_checkpoint,
+    optimizer_tensors,
+    prune,
+    refuse_another_kind,
+    save_checkpoint,
+)
+from rookworld.model.gpt2 import GPT2
+from rookworld.model.precision import passes_in
+from rookworld.model.tokenizer import Tokenizer
+from rookworld.model.weights import load_model
+from rookworld.rl.forward import CHUNK_ROWS, CHUNK_VOCABULARY
+from rookworld.rl.metrics import (
+    Metrics,
+    log_line,
+    peak_memory_mb,
+    reward_metrics,
+    rollout_record,
+    token_metrics,
+)
+from rookworld.rl.settings import TrainSettings
+from rookworld.rl.state import (
+    EVENTS,
+    checkpoint_folder,
+    cut_events,
+    guard_settings,
+    kl_settings,
+    reward_rules,
+    sampling,
+)
+from rookworld.rl.trainer import KL_AT_START, Evaluate, Hooks, due
+from rookworld.rollout.collector import Collected
+from rookworld.rollout.types import Group, Prompt
+from rookworld.runtime.config import resolved
+from rookworld.runtime.errors import ConfigError, Diverged, RookworldError
+from rookworld.runtime.run_folder import Run, origin, read_lines, write_json
+from rookworld.tasks.scorer import judge_answer
+from rookworld.tasks.task import Judge, PolicyRow
+from rookworld.trl import plan
+
+MOMENTS, REFERENCE = "trl.optimizer", "trl.reference"
+"""Names in a checkpoint; the native loop has others, so neither resumes from the other's."""
+
+
+def paired(ours: nn.Module, theirs: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each of our parameters and the same one of a Hugging Face GPT-2, as a view in our shape."""
+    named = dict(theirs.named_parameters())
+    for name, mine in ours.named_parameters():
+        other = named.get(f"transformer.{name}", named.get(name))
+        assert other is not None, name
+        # Hugging Face keeps GPT-2's projections as [in, out]
+        yield mine, other.t() if ".c_" in name and other.dim() == 2 else other
+
+
+@torch.no_grad()
+def exchange(ours: nn.Module, theirs: nn.Module, *, back: bool) -> None:
+    """Weights of a Hugging Face GPT-2 into ours (`back`), or ours into it."""
+    for mine, other in paired(ours, theirs):
+        target, source = (mine, other) if back else (other, mine)
+        target.copy_(source)
+
+
+@dataclass
+class Tally:
+    """Sums over the micro-batches of one step."""
+
+    loss: float = 0.0
+    tokens: int = 0
+    kl: float = 0.0
+    kl_loss: float = 0.0
+    entropy: float = 0.0
+    norm: float = math.nan
+    rate: float = math.nan
+
+    def mean(self, total: float) -> float:
+        return total / self.tokens if self.tokens else math.nan
+
+
+@dataclass(eq=False)
+class Session(TrainerCallback):
+    """What a run knows beside TRL's trainer; called back at every step, it judges and writes."""
+
+    settings: TrainSettings
+    run: Run
+    hooks: Hooks
+    evaluate: Evaluate
+    judge: Judge | None
+    tokenizer: Tokenizer
+    twin: GPT2
+    """Our model, given the trainer's weights when it is evaluated or saved."""
+    stream: list[Prompt]
+    step: int = 0
+    best: float | None = None
+    trainer: Any = None
+    asked_to_stop: Callable[[], bool] = lambda: False
+    tally: Tally = field(default_factory=Tally)
+    groups: list[Group] = field(default_factory=list)
+    ruling: Ruling | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        self.turns = plan.letters(settings)
+        self.sampling = sampling(settings, self.tokenizer)
+        self.control = KLControl(kl_settings(settings))
+        # nothing is restored here, so where the native loop would restore, this one stops
+        self.guard = Guard(replace(guard_settings(settings), max_recoveries=0))
+        self.began = self.mark = time.perf_counter()
+        longest = max(self.longest(letter) for letter in set(self.turns))
+        if longest > self.twin.config.n_positions:
+            raise ConfigError(
+                f"a prompt and its answer take up to {longest} tokens, the model has only "
+                f"{self.twin.config.n_positions} positions; lower --max-new-tokens"
+            )
+
+    @property
+    def device(self) -> torch.device:
+        return self.twin.device
+
+    def longest(self, letter: str) -> int:
+        """Tokens of the longest prompt of a task with the longest answer."""
+        prompts = (len(prompt.ids) for prompt in self.stream if prompt.letter == letter)
+        return max(prompts) + self.sampling[letter].max_new_tokens
+
+    def passes(self) -> int:
+        """Into how many equal passes a step is cut to hold at most --micro-tokens tokens each."""
+        rows = self.settings.batch_size * self.settings.k_samples
+        longest = max(self.longest(letter) for letter in set(self.turns))
+        whole = [n for n in range(1, rows + 1) if rows % n == 0]
+        fit = (n for n in whole if rows // n * longest <= self.settings.micro_tokens)
+        return next(fit, rows)
+
+    def rate_factor(self, done: int) -> float:
+        """The schedule `done` steps after this process began, times the guard's cuts."""
+        step = len(self.turns) - self.trainer.args.max_steps + done
+        return self.guard.lr_scale * lr_multiplier(
+            self.settings.lr_schedule,
+            step,
+            self.settings.steps,
+            self.settings.lr_warmup_steps,
+            self.settings.lr_final,
+        )
+
+    # --- before and after ---
+
+    def begin(self) -> Checkpoint | None:
+        """A new run with its first evaluation, or the checkpoint to go on from."""
+        newest = (
+            newest_checkpoint(self.run.folder, self.hooks.say) if self.settings.resume else None
+        )
+        if newest is None:
+            self.run.clear(self.hooks.say)
+            write_json(self.run.folder / "config.json", resolved(self.settings))
+            about = origin(self.settings.seed, self.settings.engine)
+            write_json(self.run.folder / "origin.json", about | {"trl": plan.installed()})
+            self.save(best=self.assess())
+            return None
+        checkpoint = load_checkpoint(newest)
+        refuse_another_kind(checkpoint, "train --backend trl", self.twin)
+        self.twin = load_model(checkpoint.folder, self.device)
+        self.step, self.best = checkpoint.step, checkpoint.state["best"]
+        self.control.load_state_dict(checkpoint.state["control"])
+        self.guard.load_state_dict(checkpoint.state["guard"])
+        drop_after(self.run.folder, self.step)
+        self.run.cut_back(self.step, keep=(EVENTS,))
+        cut_events(self.run, int(checkpoint.state["events"]))
+        write_json(self.run.folder / "config.json", resolved(self.settings))
+        if self.step < self.settings.steps:
+            (self.run.folder / "DONE").unlink(missing_ok=True)
+        self.hooks.say(f"resumed after step {self.step}")
+        return checkpoint
+
+    def finish(self) -> Path:
+        final = self.run.folder / "final"
+        save_checkpoint(final, self.twin, self.tokenizer, {}, {"step": self.step})
+        self.run.finish()
+        return final
+
+    def assess(self) -> bool:
+        """Held-out evaluation; whether it is the best yet."""
+        evaluation = self.evaluate(self.twin, self.tokenizer)
+        self.run.append("eval.jsonl", {"step": self.step, **evaluation.to_json()})
+        self.hooks.on_eval(self.step, evaluation)
+        shown = {name: one.value for name, one in evaluation.estimates.items()}
+        reward = shown.get("reward/sampled", shown.get("reward/greedy", math.nan))
+        valid = min((shown[n] for n in ("P/format", "A/format") if n in shown), default=math.nan)
+        self.obey(self.guard.check_eval(EvalHealth(step=self.step, reward=reward, format=valid)))
+        improved = math.isfinite(reward) and (self.best is None or reward > self.best)
+        self.best = reward if improved else self.best
+        return improved
+
+    def save(self, *, best: bool = False) -> None:
+        """A checkpoint: the model folder, and beside it what a resumed run needs."""
+        tensors: dict[str, Tensor] = {}
+        if self.trainer is not None:
+            tensors = optimizer_tensors(self.trainer.optimizer, MOMENTS)
+            if self.settings.ref_sync_every:
+                named = self.trainer.ref_model.named_parameters()
+                tensors |= {f"{REFERENCE}.{name}": values for name, values in named}
+        state = {
+            "backend": "trl",
+            "step": self.step,
+            "best": self.best,
+            "control": self.control.state_dict(),
+            "guard": self.guard.state_dict(),
+            "events": sum(1 for _ in read_lines(self.run.folder / EVENTS)),
+        }
+        folder = checkpoint_folder(self.run, self.step)
+        save_checkpoint(folder, self.twin, self.tokenizer, tensors, state)
+        if best:
+            mark_best(folder)
+        prune(self.run.folder, self.settings.keep)
+
+    def obey(self, ruling: Ruling) -> None:
+        """Write down what the guard saw; its last word ends the run."""
+        for event in ruling.events:
+            self.run.append(EVENTS, event)
+            self.hooks.on_event(event)
+        if isinstance(ruling.decision, Stop):
+            raise Diverged(ruling.decision.diagnosis)
+
+    # --- one step, in the order in which TRL calls ---
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The phase's generation settings, the step's KL weight."""
+        self.began = self.mark = time.perf_counter()
+        self.seconds, self.tally = {}, Tally()
+        drawn, trainer = self.sampling[self.turns[self.step]], self.trainer
+        # TRL keeps each of these twice or thrice, all copied when it was built
+        for name, value in (("max_new_tokens", drawn.max_new_tokens), ("top_p", drawn.top_p)):
+            setattr(trainer.generation_config, name, value)
+            trainer.generation_kwargs[name] = value
+        trainer.max_completion_length, trainer.top_p = drawn.max_new_tokens, drawn.top_p
+        trainer.beta = self.control.coef_at(self.step)
+
+    def clock(self, name: str) -> None:
+        """Bill the time since the last mark to `name`."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        now = time.perf_counter()
+        self.seconds[f"time/{name}_s"] = now - self.mark
+        self.mark = now
+
+    def score(
+        self, prompts: Any, completions: Any, completion_ids: Any, place: Any, **_: Any
+    ) -> list[float]:
+        """The reward function: TRL's samples as groups of ours, judged by our tasks."""
+        self.clock("sample")
+        k, rules = self.settings.k_samples, reward_rules(self.settings)
+        progress = ramp(self.step, self.settings.reward_warmup_steps)
+        asked = [self.stream[number] for number in place[::k]]
+        if self.judge is not None:
+            rows = [prompt.row for prompt in asked]
+            self.judge.prefetch([row for row in rows if isinstance(row, PolicyRow)])
+        self.groups = []
+        for number, prompt in enumerate(asked):
+            ids = completion_ids[number * k : (number + 1) * k]
+            texts = self.tokenizer.decode_batch(ids)
+            finished = tuple(self.tokenizer.eos in one for one in ids)
+            verdicts = tuple(
+                judge_answer(prompt.row, text, done, rules, self.judge, progress)
+                for text, done in zip(texts, finished, strict=True)
+            )
+            lengths = torch.tensor([len(one) for one in ids])
+            unknown = torch.zeros(k, int(lengths.max()))
+            tokens = unknown.long()
+            self.groups.append(
+                Group(prompt, tokens, lengths, unknown, unknown, finished, tuple(texts), verdicts)
+            )
+        self.clock("score")
+        return [reward for group in self.groups for reward in group.rewards]
+
+    @torch.no_grad()
+    def measure(self, model: Any, reference: Any, inputs: dict[str, Any], loss: float) -> None:
+        """Exact KL and entropy of a micro-batch, by the passes TRL has just made without them."""
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+        sampled, width = inputs["completion_mask"].bool(), inputs["completion_ids"].shape[1]
+
+        def states(one: Any) -> Tensor:
+            with passes_in(self.settings.dtype, self.device):
+                found = one.transformer(input_ids=ids, attention_mask=mask, use_cache=False)
+            hidden: Tensor = found.last_hidden_state[:, -width - 1 : -1][sampled]
+            return hidden
+
+        drawn = self.sampling[self.turns[self.step]]
+        large = self.twin.config.vocab_size >= CHUNK_VOCABULARY
+        with passes_in(self.settings.dtype, self.device):
+            stats = token_stats(
+                states(model),
+                model.lm_head.weight,
+                inputs["completion_ids"][sampled],
+                draw=Draw(temperature=drawn.temperature, top_k=drawn.top_k, top_p=drawn.top_p),
+                ref_hidden=states(reference),
+                ref_head=reference.lm_head.weight,
+                chunk=CHUNK_ROWS if large else 0,
+            )
+        assert stats.kl is not None and stats.ref_logp is not None
+        self.tally.loss += loss
+        self.tally.tokens += len(stats.logp)
+        self.tally.kl += float(stats.kl.sum())
+        self.tally.kl_loss += float(k3(stats.logp, stats.ref_logp).sum())
+        self.tally.entropy += float(stats.entropy.sum())
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The gradient is known: look at it, clip it, and apply it only if the guard agrees."""
+        tally, parameters = self.tally, list(self.trainer.model.parameters())
+        tally.norm = float(nn.utils.clip_grad_norm_(parameters, self.settings.clip_norm))
+        tally.rate = float(self.trainer.optimizer.param_groups[0]["lr"])
+        kl = tally.mean(tally.kl)
+        if self.step == 0 and not kl <= KL_AT_START:
+            raise RookworldError(
+                f"before the first update KL to the reference is {kl:.3g}, not 0: policy and "
+                "reference differ; nothing was trained"
+            )
+        rewards = [reward for group in self.groups for reward in group.rewards]
+        health = StepHealth(
+            step=self.step + 1,
+            loss=tally.loss,
+            grad_norm=tally.norm,
+            kl=kl,
+            entropy=tally.mean(tally.entropy),
+            reward_mean=sum(rewards) / len(rewards),
+            all_rewards_negative=max(rewards) < 0,
+            open_ended=self.turns[self.step] == "P",
+        )
+        self.ruling = self.guard.check_step(health)
+        if isinstance(self.ruling.decision, Skip | Stop):
+            for parameter in parameters:
+                parameter.grad = None  # without a gradient AdamW leaves a parameter alone
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write the step down, and do what is due after it."""
+        settings, kl = self.settings, self.tally.mean(self.tally.kl)
+        self.clock("update")
+        metrics = self.metrics()
+        self.control.observe(self.step, kl)
+        self.step += 1
+        if settings.ref_sync_every and self.step % settings.ref_sync_every == 0:
+            self.trainer.ref_model.load_state_dict(self.trainer.model.state_dict())
+        self.report(metrics)
+        assert self.ruling is not None
+        self.obey(self.ruling)
+        stopping = self.asked_to_stop()
+        evaluating = due(self.step, settings.eval_every, settings.steps)
+        saving = stopping or due(self.step, settings.save_every, settings.steps)
+        if evaluating or saving:
+            exchange(self.twin, self.trainer.model, back=True)
+        improved = self.assess() if evaluating else False
+        if improved or saving:
+            self.save(best=improved)
+        control.should_training_stop = control.should_training_stop or stopping
+
+    def metrics(self) -> Metrics:
+        """The step in our names; what TRL does not tell (the sampler's log-probs) is left out."""
+        tally, coef = self.tally, float(self.trainer.beta)
+        rewards = reward_tensor([group.rewards for group in self.groups])
+        collected = Collected(
+            self.groups,
+            int(flat_groups(rewards).sum()),
+            int((~valid_groups(rewards)).sum()),
+            len(self.groups),
+        )
+        kl_loss, entropy = tally.mean(tally.kl_loss), tally.mean(tally.entropy)
+        bonus = self.settings.entropy_coef * entropy
+        return {
+            **reward_metrics(collected),
+            "kl/exact": tally.mean(tally.kl),
+            "kl/coef": coef,
+            # one update a rollout: TRL's ratio is the policy over itself
+            "policy/ratio_max": 1.0,
+            "policy/clipped": 0.0,
+            "policy/entropy": entropy,
+            "loss/total": tally.loss,
+            "loss/policy": tally.loss - coef * kl_loss + bonus,
+            "loss/kl": kl_loss,
+            "grad/norm": tally.norm,
+            "lr": tally.rate,
+            **token_metrics(collected, ()),
+            **self.seconds,
+            "time/step_s": time.perf_counter() - self.began,
+            "mem/peak_mb": peak_memory_mb(self.device),
+            "guard/skipped": float(self.guard.skipped),
+            "guard/recoveries": 0.0,
+        }
+
+    def report(self, metrics: Metrics) -> None:
+        self.run.append("metrics.jsonl", {"step": self.step, **metrics})
+        self.run.note(log_line(self.step, metrics))
+        self.hooks.on_step(self.step, metrics)
+        if self.step == 1 or due(self.step, self.settings.sample_every, self.settings.steps):
+            self.hooks.on_samples(self.step, self.groups)
+            for group in self.groups[:4]:
+                self.run.append("rollouts.jsonl", rollout_record(self.step, group))

@@ -1,0 +1,170 @@
+"""What a run with `--backend trl` will do: its phases, its rows, and the flags TRL cannot honour.
+
+Laws: a plan is made without torch, model, judge or TRL; a flag that would be ignored is refused by
+name; no position is both trained on and held out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
+
+from rookworld.data.rows import task_name
+from rookworld.data.sources import load_positions
+from rookworld.data.splits import seen_positions
+from rookworld.evaluation.evaluate import HeldOut
+from rookworld.rl.settings import TrainSettings
+from rookworld.runtime.errors import ConfigError, DataError
+from rookworld.tasks.task import EnvironmentRow, PolicyRow
+
+INSTALL = 'pip install "rookworld[trl]"'
+FIXED = (
+    *("trained", "optimizer"),
+    *("updates_per_rollout", "tv_delta", "baseline_type", "advantage_std_floor", "reward_norm"),
+    *("gae", "gamma", "gae_lambda", "value_coef", "kl_collect_cap", "ref_reset_kl", "ref_device"),
+    *("recovery_lr_factor", "max_recoveries", "recompute", "compile", "shard", "score_workers"),
+    *("graphs", "agreement_coef", "agreement_data", "agreement_prompts", "agreement_lists"),
+    *("agreement_power", "agreement_first", "agreement_first_power", "agreement_schedule"),
+)
+"""Settings that GRPOTrainer has nothing for; they must keep their defaults."""
+KL_TYPES = ("forward", "k3")
+"""TRL estimates KL from the sampled tokens: unbiased (forward), or plain k3."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Consecutive steps of one task."""
+
+    letter: str
+    first: int
+    """Counted from 0."""
+    steps: int
+
+
+def phases(steps: int, cycle: int, ratio: float) -> list[Phase]:
+    """P and A in turns; of every `cycle` steps a share of `ratio` is A, the rest P.
+
+    Both get at least one step of a cycle unless the ratio leaves one of them out.
+    """
+    environment = round(cycle * ratio)
+    if 0 < ratio < 1:
+        environment = min(max(environment, 1), cycle - 1)
+    lengths = {"P": cycle - environment, "A": environment}
+    made: list[Phase] = []
+    done = 0
+    while done < steps:
+        for letter, length in lengths.items():
+            length = min(length, steps - done)
+            if length:
+                made.append(Phase(letter, done, length))
+                done += length
+    return made
+
+
+def letters(settings: TrainSettings) -> str:
+    """The task of every step, as one text of P and A."""
+    turns = phases(settings.steps, settings.trl_phase_steps, settings.mix_env_ratio)
+    return "".join(phase.letter * phase.steps for phase in turns)
+
+
+def check_flags(settings: TrainSettings) -> None:
+    """Refuse, by name, what TRL would ignore."""
+    default = TrainSettings()
+    refused = [name for name in FIXED if getattr(settings, name) != getattr(default, name)]
+    if settings.kl_type not in KL_TYPES:
+        refused.append("kl_type")
+    if settings.credit in ("outlook", "choices"):  # `fields`, the default, is nobody's wish
+        refused.append("credit")
+    if settings.loss == "tv":
+        refused.append("loss")
+    if settings.flat_tries > default.flat_tries:
+        refused.append("flat_tries")
+    # log-probabilities are computed at the one temperature that the trainer was built with
+    for name in ("p_temperature", "a_temperature"):
+        if getattr(settings, name) not in (None, settings.temperature):
+            refused.append(name)
+    if settings.device not in ("auto", "cpu", "cuda"):
+        refused.append("device")
+    if refused:
+        flags = ", ".join(as_flag(name, getattr(settings, name)) for name in refused)
+        raise ConfigError(
+            f"--backend trl cannot honour {flags}: leave it out or use --backend native "
+            "(docs/trl.md says why)"
+        )
+
+
+def as_flag(name: str, value: object) -> str:
+    """A setting as one would have typed it."""
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag} {value}"
+
+
+def installed() -> str | None:
+    """TRL's version, None without it."""
+    try:
+        return version("trl")
+    except PackageNotFoundError:
+        return None
+
+
+def require_trl() -> None:
+    if installed() is None:
+        raise ConfigError(f"--backend trl needs TRL: {INSTALL}")
+
+
+def check_rows(
+    settings: TrainSettings, rows: Sequence[PolicyRow | EnvironmentRow], held: HeldOut
+) -> Counter[str]:
+    """How many rows each task has; both must have some, and held-out positions be none of them."""
+    counts = Counter(task_name(row) for row in rows)
+    for letter in sorted(set(letters(settings))):
+        if not counts[letter]:
+            raise DataError(
+                f"no {letter}: rows in --data {' '.join(settings.data)}, but --mix-env-ratio "
+                f"{settings.mix_env_ratio} asks for them"
+            )
+    if seen := trained_on(settings, rows, held):
+        raise DataError(seen)
+    return counts
+
+
+def trained_on(
+    settings: TrainSettings, rows: Sequence[PolicyRow | EnvironmentRow], held: HeldOut
+) -> str | None:
+    """What is wrong with held-out rows if positions of theirs are trained on, None if none is."""
+    trained = chain((row.fen for row in rows), load_positions(settings.agreement_data))
+    asked = chain((row.fen for row in held.policy), (row.fen for row in held.environment))
+    shared, tested = seen_positions(trained, asked)
+    if not shared:
+        return None
+    sources = " ".join((*settings.data, *settings.agreement_data))
+    return (
+        f"{shared} of {tested} positions of --held-out {settings.held_out} are also in the data, "
+        f"{sources}: what is trained on measures nothing"
+    )
+
+
+def plan(
+    settings: TrainSettings, rows: Sequence[PolicyRow | EnvironmentRow], held: HeldOut
+) -> list[str]:
+    """The lines that `--dry-run` prints; raises what would stop the run."""
+    check_flags(settings)
+    counts = check_rows(settings, rows, held)
+    turns = phases(settings.steps, settings.trl_phase_steps, settings.mix_env_ratio)
+    spans = [f"{one.letter} {one.first + 1}–{one.first + one.steps}" for one in turns]
+    shown = spans if len(spans) <= 8 else [*spans[:6], "…", spans[-1]]
+    of_steps = Counter(letters(settings))
+    found = installed()
+    return [
+        f"backend: TRL {found}" if found else f"backend: TRL is not installed; {INSTALL}",
+        f"rows: {counts['P']:,} P, {counts['A']:,} A; held out: {len(held.policy):,} P, "
+        f"{len(held.environment):,} A, no position in common",
+        f"phases: {', '.join(shown)} ({of_steps['P']} P and {of_steps['A']} A steps)",
+        f"plan: {settings.steps} steps of {settings.batch_size} prompts × {settings.k_samples} "
+        f"answers, evaluation every {settings.eval_every}, checkpoint every {settings.save_every}",
+    ]
