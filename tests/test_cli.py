@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rookworld.cli.display import say, show
-from rookworld.cli.main import COMMANDS, main
+from rookworld.cli.door import COMMANDS, main
 from rookworld.data.rows import row_text
 from rookworld.data.sources import load_rows, write_rows
 from rookworld.runtime.config import TAKES
@@ -30,7 +30,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("command", ["train", "pretrain", "eval", "score"])
 def test_help_of_a_command_loads_no_torch(command: str) -> None:
     code = (
-        "import sys\nfrom rookworld.cli.main import main\n"
+        "import sys\nfrom rookworld.cli.door import main\n"
         f"try:\n    main([{command!r}, '--help'])\nexcept SystemExit as stop:\n"
         "    assert not stop.code\nassert 'torch' not in sys.modules, 'torch was loaded'\n"
     )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import child_process
-from rookworld.cli.main import main
+from rookworld.cli.door import main
 from rookworld.evaluation.evaluate import Evaluation
 from rookworld.model.checkpoint import fault_of, saved_checkpoints
 from rookworld.model.gpt2 import GPT2
@@ -284,7 +284,7 @@ def test_torchrun_goes_the_way_of_one(warm_folder: Path, alone: Path, tmp_path: 
 MORTAL = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from rookworld.cli.main import main
+from rookworld.cli.door import main
 
 def die_in_the_seventh_step():
     path = Path(sys.argv[sys.argv.index("--out") + 1]) / "metrics.jsonl"

@@ -1,4 +1,4 @@
-"""The house: every module in a room, every room on a rung, the map in the docs the same as the contract."""
+"""The house: every module in a room, every room on a rung, the docs with the same ladder."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rookworld.cli.main import main
+from rookworld.cli.door import main
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.report.model_card import model_card

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from rookworld.cli.main import main
+from rookworld.cli.door import main
 from rookworld.data.sources import load_rows
 from rookworld.model.checkpoint import newest_checkpoint, save_checkpoint
 from rookworld.model.tokenizer import Tokenizer

@@ -1,1 +1,5 @@
-"""SURFACE: one door (`main.py`), one file a command family; the only room that prints."""
+"""SURFACE: one door (`door.py`), one file a command family; the only room that prints."""
+
+from rookworld.cli.door import main
+
+__all__ = ["main"]
