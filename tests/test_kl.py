@@ -224,8 +224,49 @@ def test_no_rows_are_no_error() -> None:
 )
 def test_adaptive_coefficient_by_hand(kl: float, expected: float) -> None:
     control = KLControl(KLSettings(coef=0.02, adaptive=True, target=0.1))
-    control.observe(0, kl)
+    control.observe(0, 0.1)
+    control.observe(1, kl)
     assert control.coef == pytest.approx(expected)
+
+
+def test_the_coefficient_stays_until_the_kl_has_reached_its_target() -> None:
+    """A run starts at KL 0: that it is there yet is no reason to let go."""
+    control = KLControl(KLSettings(coef=0.02, adaptive=True, target=0.1))
+    for step in range(50):
+        control.observe(step, 0.099 * step / 50)
+    assert control.coef == 0.02
+    control.observe(50, 0.1)
+    for step in range(51, 99):
+        control.observe(step, 0.01)
+    assert control.coef == pytest.approx(0.002)  # a tenth of the start, however long
+    control.restart()
+    control.coef = 0.02
+    control.observe(99, 0.01)
+    assert control.coef == 0.02
+
+
+@pytest.mark.parametrize(
+    ("given", "floor"), [(None, 0.002), (1e-4, 1e-4), (0.01, 0.01)]
+)
+def test_the_floor_is_a_share_of_the_start_unless_given(given: float | None, floor: float) -> None:
+    control = KLControl(KLSettings(coef=0.02, adaptive=True, target=0.1, coef_min=given))
+    for step in range(40):
+        control.observe(step, 0.1 if step == 0 else 0.0)
+    assert control.coef == pytest.approx(floor)
+
+
+def test_whether_the_target_was_reached_survives_a_checkpoint() -> None:
+    settings = KLSettings(coef=0.02, adaptive=True, target=0.1)
+    whole, first, second = (KLControl(settings) for _ in range(3))
+    for control in (whole, first):
+        control.observe(0, 0.12)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    for control in (whole, second):
+        control.observe(1, 0.0)
+    assert second.coef == whole.coef < 0.02
+    second.load_state_dict({"coef": 1e-4})  # of a version that knew no such thing
+    second.observe(2, 0.0)
+    assert second.coef == pytest.approx(0.002)
 
 
 def test_the_coefficient_stays_in_its_range_and_fixed_stays_fixed() -> None:

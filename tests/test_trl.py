@@ -449,6 +449,7 @@ def test_a_run_stopped_by_a_signal_goes_on_where_it_was(
         ref_sync_every=1,
         save_every=9,
         adaptive_kl=True,
+        kl_coef_min=0.05,
         lr_final=0.2,
     )
 

@@ -285,8 +285,8 @@ class KLSettings:
     """Steer the weight so that the KL stays near the target."""
     target: float = 0.05
     """KL the adaptive weight aims at, nats per token."""
-    coef_min: float = 1e-4
-    """Least adaptive weight."""
+    coef_min: float | None = None
+    """Least adaptive weight; None: a tenth of `coef`."""
     coef_max: float = 1.0
     """Greatest adaptive weight."""
     warmup_steps: int = 0
@@ -296,13 +296,29 @@ class KLSettings:
 
 
 class KLControl:
-    """The coefficient in force: fixed, or ×1.5 above 1.5·target and ÷1.5 below target/1.5."""
+    """The coefficient in force: fixed, or ×1.5 above 1.5·target and ÷1.5 below target/1.5.
+
+    A policy starts as its reference, so the coefficient is not lowered before the KL has once
+    reached its target: else it would be at its floor before there is anything to hold.
+    """
 
     STEP = 1.5
+    FLOOR_SHARE = 0.1
+    """Least adaptive weight as a share of where it starts."""
 
     def __init__(self, settings: KLSettings) -> None:
         self.settings = settings
         self.coef = settings.coef
+        self.reached = False
+
+    @property
+    def coef_min(self) -> float:
+        least = self.settings.coef_min
+        return self.FLOOR_SHARE * self.settings.coef if least is None else least
+
+    def restart(self) -> None:
+        """The reference has become the policy: the KL begins at 0 again."""
+        self.reached = False
 
     def coef_at(self, step: int) -> float:
         """Coefficient to use at `step` (from 0)."""
@@ -314,17 +330,18 @@ class KLControl:
         settings = self.settings
         if not settings.adaptive or step < settings.warmup_steps or not math.isfinite(kl):
             return
+        self.reached = self.reached or kl >= settings.target
         if kl > self.STEP * settings.target:
             self.coef *= self.STEP
-        elif kl < settings.target / self.STEP:
+        elif self.reached and kl < settings.target / self.STEP:
             self.coef /= self.STEP
-        self.coef = min(max(self.coef, settings.coef_min), settings.coef_max)
+        self.coef = min(max(self.coef, self.coef_min), settings.coef_max)
 
     def state_dict(self) -> dict[str, float]:
-        return {"coef": self.coef}
+        return {"coef": self.coef, "reached": float(self.reached)}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        self.coef = float(state["coef"])
+        self.coef, self.reached = float(state["coef"]), bool(state.get("reached", 0.0))
 
 
 class AdaptiveThreshold:

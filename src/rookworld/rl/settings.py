@@ -153,11 +153,11 @@ class TrainSettings(RewardWeights):
     """forward: Σ π (log π − log ref), reverse: Σ ref (log ref − log π), symmetric: their mean, all
     exact; k2: ½x² of the sampled token; k3: for comparison; k1_reward: x taken off the reward."""
     adaptive_kl: bool = False
-    """Raise the weight ×1.5 above 1.5·target, lower it below target/1.5."""
+    """Raise the weight ×1.5 above 1.5·target; lower it below target/1.5, once that was reached."""
     target_kl: float = 0.05
     """KL that --adaptive-kl aims at, nats per token."""
-    kl_coef_min: float = 1e-4
-    """Least adaptive weight."""
+    kl_coef_min: float | None = None
+    """Least adaptive weight; default: a tenth of --kl-coef."""
     kl_coef_max: float = 1.0
     """Greatest adaptive weight."""
     kl_warmup_steps: int = 0
@@ -347,7 +347,11 @@ class TrainSettings(RewardWeights):
             "step; take --loss token, cispo or tv",
         )
         require(
-            self.kl_coef_min <= self.kl_coef_max,
+            not self.adaptive_kl or self.kl_coef > 0 or bool(self.kl_coef_min),
+            "--adaptive-kl with --kl-coef 0: nothing times 1.5 is nothing; give it a --kl-coef",
+        )
+        require(
+            self.kl_coef_min is None or self.kl_coef_min <= self.kl_coef_max,
             f"--kl-coef-min {self.kl_coef_min} is above --kl-coef-max {self.kl_coef_max}",
         )
 

@@ -270,6 +270,7 @@ def follow_reference(state: State, kl: float, settings: TrainSettings) -> None:
     if not (stayed_high or (every > 0 and (state.step + 1) % every == 0)):
         return
     sharding.copy_weights(state.learner.model, state.learner.reference)
+    state.control.restart()
     if stayed_high:
         # moments gathered against the old reference point the wrong way
         for optimizer in state.optimizers:
