@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from rookworld.runtime.errors import DataError
 from rookworld.tasks.environment import ENVIRONMENT, KINDS, transition
+from rookworld.tasks.hacks import hacks
 from rookworld.tasks.notation import MOVES, flip_fen, flip_move
-from rookworld.tasks.reward import FORMAT_ONLY, RewardRules, Shaping
+from rookworld.tasks.reward import FORMAT_ONLY, ONE_WRONG, RewardRules, Shaping
 from rookworld.tasks.task import END, EnvironmentRow, Task
 
 TASK: Task[EnvironmentRow] = ENVIRONMENT  # the protocol holds, by type
@@ -223,7 +224,32 @@ def test_graduated_levels(text: str, level: float) -> None:
 @pytest.mark.parametrize("shaping", SHAPINGS)
 @pytest.mark.parametrize("tail", ["1.0+0+0", "0.5+1+0", "0.001+1+0", "0.001+0+1", "-1.0+0+1"])
 def test_a_right_board_with_wrong_flags_or_reward_is_capped(tail: str, shaping: Shaping) -> None:
-    assert score(QUIET, f"{AFTER_E4}+{tail}", RewardRules(shaping=shaping)) <= 0.6
+    limit = 0.6 if shaping == "graduated" else ONE_WRONG
+    assert score(QUIET, f"{AFTER_E4}+{tail}", RewardRules(shaping=shaping)) <= limit
+
+
+FIELDS_OF_GOLD = ("side", "castling", "en passant", "halfmoves", "moves")
+
+
+@pytest.mark.parametrize("shaping", ["continuous", "linear", "binary"])
+@pytest.mark.parametrize("place", range(5), ids=FIELDS_OF_GOLD)
+def test_a_wrong_field_is_capped_whatever_else_is_right(place: int, shaping: Shaping) -> None:
+    for row in (QUIET, ILLEGAL, transition(CASTLING, "e1g1")):
+        board, *fields = row.next_fen.split(" ")
+        others = ("w" if fields[0] == "b" else "b", "Q", "e3", "7", "9")
+        fields[place] = others[place]
+        text = "+".join([" ".join([board, *fields]), *gold(row).split("+")[1:]])
+        assert ENVIRONMENT.parse(text).fault is None
+        assert score(row, text, RewardRules(shaping=shaping)) <= ONE_WRONG
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10_000))
+def test_no_known_hack_passes_its_limit_on_any_row(seed: int) -> None:
+    row = random_row(seed)
+    for shaping in ("continuous", "linear", "binary"):
+        for name, text, limit in hacks(row):
+            assert score(row, text, RewardRules(shaping=shaping)) <= limit, (name, shaping)
 
 
 GARBAGE = [

@@ -52,7 +52,15 @@ def test_a_gold_answer_that_does_not_score_is_named() -> None:
 def test_a_reward_that_pays_for_junk_is_named() -> None:
     law = hacks_score_low(tiny_rows(), RewardRules(p_malformed=0.5))
     assert not law.holds
-    assert law.detail == "best of them 0.500 (an illegal move), limit 0.2"
+    assert law.detail == "nearest to its limit: an illegal move, 0.500 of 0.2"
+
+
+def test_a_reward_that_pays_for_mistakes_is_named() -> None:
+    law = hacks_score_low(tiny_rows(20, 0), RewardRules(p_best_scale=0.1))
+    assert not law.holds
+    assert law.detail.startswith("nearest to its limit: a mistake as B, 0.")
+    graduated = hacks_score_low(tiny_rows(20, 20), RewardRules(shaping="graduated"))
+    assert graduated.holds
 
 
 def test_a_sound_model_starts_and_a_broken_one_is_refused(

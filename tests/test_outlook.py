@@ -46,7 +46,7 @@ def test_outlooks_by_hand() -> None:
         share = (listed + USUAL_HITS * (5 - listed)) / 5
         chance = 5 * 5 / 20
         candidates = (5 * share - chance) / (5 - chance)
-        expected = 0.10 + 0.06 + 0.24 + 0.06 * candidates + (0.10 + 0.44) * USUAL_ACCURACY * share
+        expected = 0.10 + 0.06 + 0.24 + 0.05 * candidates + (0.07 + 0.48) * USUAL_ACCURACY * share
         assert found == pytest.approx(expected)
     assert worths(" e2e5" + GOLD[5:])[0] == pytest.approx(0.10 + 0.06 * 0.8)
     assert worths(" e2e4 e2e4 E: 0.4 0.4 B: e2e4")[1] == RULES.p_malformed

@@ -11,9 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rookworld.tasks.hacks import hacks
 from rookworld.tasks.notation import GRID_CP, cp_text, flip_fen, flip_move, grid_index
 from rookworld.tasks.policy import POLICY
-from rookworld.tasks.reward import FORMAT_ONLY, RewardRules, Shaping, win_percent
+from rookworld.tasks.reward import (
+    FORMAT_ONLY,
+    MISTAKE,
+    ONE_WRONG,
+    RewardRules,
+    Shaping,
+    win_percent,
+)
 from rookworld.tasks.task import END, Analysis, PolicyRow, Style, Task
 
 TASK: Task[PolicyRow] = POLICY  # the protocol holds, by type
@@ -120,6 +128,61 @@ BESIDE = [
 @pytest.mark.parametrize("text", [h[1] for h in BESIDE], ids=[h[0] for h in BESIDE])
 def test_a_right_best_move_with_junk_beside_it_is_capped(text: str, shaping: Shaping) -> None:
     assert score(ROW, text, RewardRules(shaping=shaping)) <= 0.6
+
+
+def by_loss(loss: float) -> PolicyRow:
+    """A row whose last move loses this much win probability, and whose others lose nothing."""
+    cp = next(cp for cp in range(0, -5000, -1) if 50 - win_percent(cp) >= 100 * loss)
+    return PolicyRow(ITALIAN, ROW.moves, (0, 0, 0, 0, cp))
+
+
+@pytest.mark.parametrize("shaping", ["continuous", "linear", "binary"])
+@pytest.mark.parametrize("loss", [MISTAKE, 0.08, 0.2, 0.45])
+def test_a_mistake_as_best_move_is_capped_whatever_else_is_right(
+    shaping: Shaping, loss: float
+) -> None:
+    row = by_loss(loss)
+    text = say(row.moves, [cp_text(cp) for cp in row.cp], row.moves[-1])
+    for progress in (0.0, 0.5, 1.0):
+        rules = RewardRules(shaping=shaping)
+        assert POLICY.verify(row, text, rules, progress=progress).total <= ONE_WRONG
+
+
+def test_a_better_best_move_always_earns_more() -> None:
+    for evals in (TRUE, ZEROS, ["9.9"] * 5):
+        for row in (ROW, BLACK, MATES):
+            earned = [score(row, say(row.moves, evals, move)) for move in row.moves]
+            lost = [win_percent(cp) for cp in row.cp]
+            for place in range(4):
+                assert (earned[place] > earned[place + 1]) == (lost[place] > lost[place + 1])
+
+
+LOST = PolicyRow(THREE.fen, THREE.moves, (-600, -640, -700))
+
+
+@pytest.mark.parametrize("shaping", ["continuous", "linear", "binary"])
+@pytest.mark.parametrize("row", [THREE, LOST, PolicyRow(ONE.fen, ONE.moves, (-500,))])
+@pytest.mark.parametrize("value", ["-999.97", "9.9"])
+def test_listing_all_of_few_legal_moves_shows_nothing(
+    row: PolicyRow, value: str, shaping: Shaping
+) -> None:
+    for best in row.moves:
+        text = say(row.moves[::-1], [value] * len(row.moves), best)
+        assert score(row, text, RewardRules(shaping=shaping)) <= FORMAT_ONLY + 1e-9
+
+
+def test_among_few_moves_the_better_best_move_still_earns_more() -> None:
+    earned = [score(THREE, say(THREE.moves, ["9.0"] * 3, move)) for move in THREE.moves]
+    assert earned[0] > earned[1] > earned[2]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10_000))
+def test_no_known_hack_passes_its_limit_on_any_row(seed: int) -> None:
+    row = random_row(seed)
+    for shaping in ("continuous", "linear", "binary"):
+        for name, text, limit in hacks(row):
+            assert score(row, text, RewardRules(shaping=shaping)) <= limit, (name, shaping)
 
 
 GARBAGE = [

@@ -33,9 +33,9 @@ def test_move_quality_by_hand() -> None:
     curved, straight = r.RewardRules(), r.RewardRules(shaping="linear")
     strict = r.RewardRules(p_best_scale=0.02)
     assert r.move_quality(0.0, curved) == r.move_quality(0.0, strict) == 1.0
-    assert r.move_quality(0.1, curved) == pytest.approx(math.exp(-1))
+    assert r.move_quality(0.035, curved) == pytest.approx(math.exp(-1))
     assert r.move_quality(0.1, strict) == pytest.approx(math.exp(-5))
-    assert r.move_quality(0.05, straight) == pytest.approx(0.75)
+    assert r.move_quality(0.0175, straight) == pytest.approx(0.75)
     assert r.move_quality(0.3, straight) == 0.0
     assert r.move_quality(0.01, replace(strict, shaping="linear")) == pytest.approx(0.75)
 
@@ -59,6 +59,7 @@ def test_mates_compare_by_sign_and_distance() -> None:
     near, far = r.evaluation_accuracy(99_998, 99_999), r.evaluation_accuracy(99_990, 99_999)
     assert 1 > near > far > 0
     assert r.evaluation_accuracy(-99_999, 99_999) == 0.0
+    assert r.evaluation_accuracy(99_990, 5_000) == r.evaluation_accuracy(-5_000, -99_990) == 0.0
 
 
 @pytest.mark.parametrize("true", [30, -30, 120, 500, -99_999])
@@ -80,8 +81,8 @@ def test_board_similarity_by_hand() -> None:
     floor = math.exp(-2 / 0.35)
     one_wrong = (math.exp(-1 / 0.35) - floor) / (1 - floor)
     assert r.board_similarity(1, 2, 0, "continuous") == pytest.approx(one_wrong)
-    assert r.board_similarity(0, 2, 1, "continuous") == pytest.approx(math.exp(-0.5))
-    assert r.board_similarity(1, 2, 1, "linear") == pytest.approx(0.4)
+    assert r.board_similarity(0, 2, 1, "continuous") == pytest.approx(math.exp(-1))
+    assert r.board_similarity(1, 2, 1, "linear") == pytest.approx(0.4 * 0.4)
 
 
 def test_combine_by_hand() -> None:
@@ -109,8 +110,9 @@ def test_default_weights_leave_the_room_that_the_hack_table_needs() -> None:
     assert rules.p_format + rules.p_legal <= r.FORMAT_ONLY
     assert rules.p_format + rules.p_legal + rules.p_best + rules.p_candidates <= 0.6
     assert rules.a_format + rules.a_flags + rules.a_reward <= r.FORMAT_ONLY
-    assert rules.a_format + rules.a_board + rules.a_flags / 2 + rules.a_reward <= 0.6
-    assert rules.a_format + rules.a_board + rules.a_flags <= 0.6
+    assert rules.a_format + rules.a_board + rules.a_flags / 2 + rules.a_reward <= r.ONE_WRONG
+    assert rules.a_format + rules.a_board + rules.a_flags <= r.ONE_WRONG
+    assert rules.p_format + rules.p_legal + r.FORCED_BEST * rules.p_best <= r.FORMAT_ONLY + 1e-9
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,9 @@ from rookworld.rl.trainer import Evaluate, Hooks, train
 from rookworld.runtime.errors import RookworldError
 from rookworld.runtime.run_folder import read_lines
 from rookworld.tasks.environment import ENVIRONMENT
+from rookworld.tasks.hacks import hacks
 from rookworld.tasks.policy import POLICY
-from rookworld.tasks.reward import FORMAT_ONLY, RewardRules
+from rookworld.tasks.reward import FORMAT_ONLY, ONE_WRONG, RewardRules
 from rookworld.tasks.task import EnvironmentRow, PolicyRow, Style
 
 Rows = Sequence[PolicyRow | EnvironmentRow]
@@ -54,39 +55,27 @@ def gold_scores_one(rows: Rows, rules: RewardRules) -> Law:
 
 def _gold(row: PolicyRow | EnvironmentRow, style: Style, rules: RewardRules) -> float:
     if isinstance(row, PolicyRow):
-        return POLICY.verify(row, POLICY.answer(row, style), rules).total
-    return ENVIRONMENT.verify(row, ENVIRONMENT.answer(row, style), rules).total
+        return _reward(row, POLICY.answer(row, style), rules)
+    return _reward(row, ENVIRONMENT.answer(row, style), rules)
 
 
 def hacks_score_low(rows: Rows, rules: RewardRules) -> Law:
-    """What a model can write without chess earns at most what the format alone earns."""
-    worst, which = -1.0, ""
-    for row in rows:
-        for name, text in hacks(row):
-            task = POLICY if isinstance(row, PolicyRow) else ENVIRONMENT
-            reward = task.verify(row, text, rules).total  # type: ignore[arg-type]
-            if reward > worst:
-                worst, which = reward, name
-    return Law(
-        "hacks score low", worst <= FORMAT_ONLY, f"best of them {worst:.3f} ({which}), limit 0.2"
-    )
+    """No answer without chess, and no spoilt one, earns more than its limit."""
+    # graduated counts right fields: one that is wrong is one level down, whatever it is
+    most = FORMAT_ONLY if rules.shaping == "graduated" else ONE_WRONG
+    tried = [(row, hack) for row in rows for hack in hacks(row) if hack.limit <= most]
+    earned = [(_reward(row, hack.text, rules), hack) for row, hack in tried]
+    if not earned:
+        return Law("hacks score low", True, "no rows")
+    reward, worst = max(earned, key=lambda one: one[0] - one[1].limit)
+    detail = f"nearest to its limit: {worst.name}, {reward:.3f} of {worst.limit}"
+    return Law("hacks score low", reward <= worst.limit, detail)
 
 
-def hacks(row: PolicyRow | EnvironmentRow) -> Iterable[tuple[str, str]]:
-    """Answers that earlier rewards paid for."""
-    if isinstance(row, EnvironmentRow):
-        copied = replace(row, next_fen=row.fen)
-        if not row.truncated:
-            yield "copy the input", ENVIRONMENT.answer(copied, "compact")
-        yield "empty", ""
-        yield "text after the answer", ENVIRONMENT.answer(row, "compact") + " and more"
-        return
-    best = row.moves[0]
-    yield "an illegal move", " a1a1 a1a1 a1a1 a1a1 a1a1 E: 0.0 0.0 0.0 0.0 0.0 B: a1a1"
-    if len(row.moves) > 1:
-        yield "one move five times", f" {' '.join([best] * 5)} E: 0.0 0.0 0.0 0.0 0.0 B: {best}"
-    yield "NaN", f" {' '.join(row.moves)} E: {' '.join(['nan'] * len(row.moves))} B: {best}"
-    yield "text after the answer", POLICY.answer(row, "compact") + " and more"
+def _reward(row: PolicyRow | EnvironmentRow, text: str, rules: RewardRules) -> float:
+    if isinstance(row, PolicyRow):
+        return POLICY.verify(row, text, rules).total
+    return ENVIRONMENT.verify(row, text, rules).total
 
 
 def check(settings: TrainSettings, rows: Rows, on_law: Callable[[Law], None]) -> list[Law]:

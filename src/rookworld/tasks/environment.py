@@ -39,6 +39,10 @@ ONGOING, WON, DRAWN, ILLEGAL = 0.001, 1.0, 0.5, -1.0
 _REWARDS: Final = {ONGOING: "0.001", WON: "1.0", DRAWN: "0.5", ILLEGAL: "-1.0"}
 _TOLERANCE = 1e-4  # rewards may have been stored in single precision
 
+RIGHT_BOARD: Final = 0.35
+"""Similarity from which a new FEN counts as right in the graduated levels: one field behind the
+board may be wrong."""
+
 _REWARD = re.compile(r"-?[0-9]{1,3}\.[0-9]{1,3}")
 _PARTS = ("format", "board", "flags", "reward", "whole")
 
@@ -152,7 +156,7 @@ class EnvironmentTask:
         board = board_score(row, said, rules)
         whole = board if flags == 1.0 and reward == 1.0 else 0.0
         parts = dict(zip(_PARTS, (1.0, board, flags, reward, whole), strict=True))
-        right = 1 + (flags == 1.0) + (reward == 1.0) if board >= 0.5 else 0
+        right = 1 + (flags == 1.0) + (reward == 1.0) if board >= RIGHT_BOARD else 0
         total = combine(parts, rules.a_weights, rules.shaping, right=right, progress=progress)
         wrong = [name for name in ("board", "flags", "reward") if parts[name] < 1.0]
         return Verdict(total, parts, f"wrong: {', '.join(wrong)}" if wrong else "exact")

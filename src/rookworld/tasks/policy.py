@@ -15,6 +15,7 @@ from typing import Final
 
 from rookworld.tasks.notation import cp_text, grid_text, is_move_text, read_fen, text_cp
 from rookworld.tasks.reward import (
+    FORCED_BEST,
     RewardRules,
     combine,
     evaluation_accuracy,
@@ -251,17 +252,24 @@ def _content(
     pairs = [(spoken[m], cp) for m, cp in zip(truth.moves, truth.cp, strict=True) if m in spoken]
     count = len(truth.moves)
     accuracy = sum(evaluation_accuracy(*pair) for pair in pairs) / count
-    parts["best"] = best
-    parts["candidates"] = beyond_chance(len(pairs), len(said.moves), count, legal, best)
-    parts["evaluations"] = accuracy
-    parts["whole"] = best * accuracy
+    parts |= content_parts(best, accuracy, len(pairs), len(said.moves), count, legal)
 
 
-def beyond_chance(hits: float, listed: int, count: int, legal: int, best: float) -> float:
-    """Hits among `count` true moves, 0 for what `listed` of the legal moves would hit by chance."""
+def content_parts(
+    best: float, accuracy: float, hits: float, listed: int, count: int, legal: int
+) -> dict[str, float]:
+    """The content parts of a list of `listed` moves, `hits` of them among `count` true ones.
+
+    `candidates` is 0 for what as many random legal moves would hit. Where every legal move has to
+    be listed the list shows nothing and B little, so all is paid by the evaluations.
+    """
+    whole = best * accuracy
+    if listed >= legal:
+        shown = FORCED_BEST * best + (1 - FORCED_BEST) * whole
+        return {"best": shown, "candidates": whole, "evaluations": whole, "whole": whole}
     chance = listed * count / legal
-    # Where every legal move has to be listed, listing them shows nothing: repeat what B shows.
-    return max(0.0, (hits - chance) / (count - chance) if count > chance else best)
+    found = max(0.0, (hits - chance) / (count - chance))
+    return {"best": best, "candidates": found, "evaluations": accuracy, "whole": whole}
 
 
 def _reason(parts: dict[str, float], loss: float | None) -> str:

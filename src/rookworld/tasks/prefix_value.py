@@ -25,9 +25,9 @@ from functools import cache, partial
 from itertools import takewhile
 from typing import NamedTuple
 
-from rookworld.tasks.environment import EnvironmentAnswer, board_score
+from rookworld.tasks.environment import RIGHT_BOARD, EnvironmentAnswer, board_score
 from rookworld.tasks.notation import is_move_text, read_fen
-from rookworld.tasks.policy import MOST_MOVES, POLICY, beyond_chance, fields_right, win_loss
+from rookworld.tasks.policy import MOST_MOVES, POLICY, content_parts, fields_right, win_loss
 from rookworld.tasks.reward import RewardRules, combine, move_quality
 from rookworld.tasks.task import (
     Analysis,
@@ -178,14 +178,9 @@ class _Promise:
         length = len(moves) if listed else most
         found = sum(move in true for move in moves)
         hits = found + USUAL_HITS * min(length - len(moves), len(true) - found)
-        evaluations = USUAL_ACCURACY * hits / len(true)
-        return self.combined(
-            legal=1.0,
-            best=best,
-            candidates=beyond_chance(hits, length, len(true), len(legal), best),
-            evaluations=evaluations,
-            whole=best * evaluations,
-        )
+        accuracy = USUAL_ACCURACY * hits / len(true)
+        content = content_parts(best, accuracy, hits, length, len(true), len(legal))
+        return self.combined(legal=1.0, **content)
 
     def gated(self, illegal: float) -> float:
         """Worth of an analysis of whose moves this share is illegal, or too few are there."""
@@ -205,5 +200,5 @@ def _with_board(row: EnvironmentRow, text: str, rules: RewardRules, progress: fl
         return rules.a_malformed
     board = board_score(row, EnvironmentAnswer(fen, 0.0, False, row.truncated), rules)
     parts = {**dict.fromkeys(rules.a_weights, 1.0), "board": board, "whole": board}
-    right = 3 if board >= 0.5 else 0
+    right = 3 if board >= RIGHT_BOARD else 0
     return combine(parts, rules.a_weights, rules.shaping, right=right, progress=progress)

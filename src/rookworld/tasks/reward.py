@@ -1,8 +1,10 @@
 """What an answer is worth: part scores in 0 … 1, weights, and the shapings that combine them.
 
-The law: with the default rules gold earns exactly 1.0, an answer without right content at most
-`FORMAT_ONLY`, and a right board or best move with wrong company at most 0.6. A guess that is
-right is content, and is paid; `docs/rewards.md` says how often that is.
+The law: with the default rules gold earns exactly 1.0; an answer without right content at most
+`FORMAT_ONLY`; a mistake as best move, or a transition with anything wrong, at most `ONE_WRONG`
+whatever else is right; a right best move with wrong company at most 0.6. The limits are kept by
+factors and weights, never by a ceiling: a better best move always earns more. A guess that is right
+is content, and is paid; `docs/rewards.md` says how often that is.
 Everything that enters a reward is a part; nothing here looks at text, at a board or at an engine.
 Left out on purpose: advantages and normalisation by group, which belong to the learner.
 """
@@ -16,12 +18,23 @@ from functools import cached_property
 from typing import Final, Literal, get_args
 
 from rookworld.runtime.errors import ConfigError
-from rookworld.tasks.notation import GRID_CP, grid_index
+from rookworld.tasks.notation import GRID_CP, grid_index, is_mate
 
 Shaping = Literal["continuous", "graduated", "linear", "binary"]
 
 FORMAT_ONLY: Final = 0.2
 """The most that an answer can earn without any right content."""
+
+ONE_WRONG: Final = 0.5
+"""The most that an answer can earn whose best move is a mistake, or one field of whose transition
+is wrong."""
+
+MISTAKE: Final = 0.05
+"""Win probability from which a move that loses it is a mistake."""
+
+FORCED_BEST: Final = 1 / 6
+"""Share of `best` that B earns by itself where every legal move has to be listed: what the default
+weights leave of `FORMAT_ONLY`."""
 
 EVAL_SCALE: Final = (0.02, 0.15)
 """Bounds of the win-probability error at which an evaluation is worth nothing."""
@@ -32,8 +45,11 @@ EVAL_STEP: Final = 0.05
 SQUARE_SCALE: Final = 0.35
 """Wrong squares at which board similarity has fallen to 1/e, before the copy is subtracted."""
 
-FIELD_SCALE: Final = 2.0
+FIELD_SCALE: Final = 1.0
 """Wrong fields behind the board (side, castling, …) at which similarity has fallen to 1/e."""
+
+LINEAR_WRONG: Final = 0.4
+"""`linear`: where the straight line of a wrong board begins; the true one is worth 1."""
 
 _BASE = frozenset({"format", "legal"})
 _LEVELS = (FORMAT_ONLY, 0.4, 0.6, 0.8)  # by the number of content fields that are right
@@ -55,23 +71,23 @@ class RewardRules:
     """P: share of the expected number of moves that is listed and legal."""
     p_best: float = 0.24
     """P: quality of B, by the win probability it loses."""
-    p_candidates: float = 0.06
+    p_candidates: float = 0.05
     """P: how many of the true best moves are listed, beyond chance."""
-    p_evaluations: float = 0.10
+    p_evaluations: float = 0.07
     """P: accuracy of the evaluations of the true best moves, in win probability."""
-    p_whole: float = 0.44
+    p_whole: float = 0.48
     """P: best × evaluations, so that a right B with junk beside it stays cheap."""
-    p_best_scale: float = 0.1
+    p_best_scale: float = 0.035
     """P: win probability lost by B at which `best` has fallen to 1/e (`linear`: halfway to 0)."""
     a_format: float = 0.08
     """A: the answer can be read."""
-    a_board: float = 0.42
+    a_board: float = 0.36
     """A: similarity of the new FEN to the truth, measured against a copy of the input."""
     a_flags: float = 0.04
     """A: terminated and truncated, half each."""
     a_reward: float = 0.03
     """A: the reward value."""
-    a_whole: float = 0.43
+    a_whole: float = 0.49
     """A: board × (both flags and the reward value right)."""
 
     def __post_init__(self) -> None:
@@ -140,11 +156,14 @@ def evaluation_accuracy(said_cp: int, true_cp: int) -> float:
     """Linear in win probability, on the grid; 0 for what answering 0.0 everywhere would earn.
 
     Both sides are rounded to the grid first, so a raw and a rounded gold answer both earn 1.
-    Mates have equal win probability and are told apart by sign and by distance in the grid.
+    Mates have equal win probability and are told apart by sign and by distance in the grid; one
+    announced where there is none earns nothing.
     """
     said, true = grid_index(said_cp), grid_index(true_cp)
     if said == true:
         return 1.0
+    if is_mate(GRID_CP[said]) != is_mate(GRID_CP[true]):
+        return 0.0
     scale = min(max(abs(_GRID_WIN[true] - 0.5), EVAL_SCALE[0]), EVAL_SCALE[1])
     error = abs(_GRID_WIN[said] - _GRID_WIN[true]) / scale
     return max(0.0, 1 - max(error, EVAL_STEP * abs(said - true)))
@@ -159,8 +178,10 @@ def board_similarity(wrong: int, copied: int, fields_wrong: int, shaping: Shapin
     if wrong and wrong >= copied:
         return 0.0
     if shaping == "linear":
+        if not wrong and not fields_wrong:
+            return 1.0
         squares = 1 - wrong / copied if wrong else 1.0
-        return squares * (1 - fields_wrong / 5)
+        return LINEAR_WRONG * squares * (1 - fields_wrong / 5)
     floor = math.exp(-copied / SQUARE_SCALE) if wrong else 0.0
     squares = (math.exp(-wrong / SQUARE_SCALE) - floor) / (1 - floor)
     return squares * math.exp(-fields_wrong / FIELD_SCALE)
