@@ -245,9 +245,7 @@ def test_the_coefficient_stays_until_the_kl_has_reached_its_target() -> None:
     assert control.coef == 0.02
 
 
-@pytest.mark.parametrize(
-    ("given", "floor"), [(None, 0.002), (1e-4, 1e-4), (0.01, 0.01)]
-)
+@pytest.mark.parametrize(("given", "floor"), [(None, 0.002), (1e-4, 1e-4), (0.01, 0.01)])
 def test_the_floor_is_a_share_of_the_start_unless_given(given: float | None, floor: float) -> None:
     control = KLControl(KLSettings(coef=0.02, adaptive=True, target=0.1, coef_min=given))
     for step in range(40):
