@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rookworld.rl.settings import TrainSettings
+from rookworld.runtime.atomic_files import write_json
 from rookworld.runtime.config import resolved
-from rookworld.runtime.run_folder import Run, write_json
+from rookworld.runtime.run_folder import Run
 from rookworld.tasks.environment import ENVIRONMENT, transition
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.reward import RewardRules

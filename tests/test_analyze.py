@@ -18,8 +18,9 @@ from made_runs import made_run, step_metrics
 from rookworld.report.analysis import analyze, kl_share, moving_average, trend
 from rookworld.report.run_reader import find_runs, read_run
 from rookworld.report.tables import render
+from rookworld.runtime.atomic_files import write_json
 from rookworld.runtime.errors import RookworldError
-from rookworld.runtime.run_folder import read_json, write_json
+from rookworld.runtime.run_folder import read_json
 
 
 def shown(folders: list[Path], width: int = 100) -> str:

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from rookworld.runtime import interruption
-from rookworld.runtime.interruption import interruptible
+from rookworld.runtime import processes
+from rookworld.runtime.processes import interruptible
 
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
@@ -16,7 +16,7 @@ def test_one_request_may_come_as_two_signals(
     second: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`timeout` signals the process and then its group."""
-    monkeypatch.setattr(interruption, "monotonic", lambda: 10.0)
+    monkeypatch.setattr(processes, "monotonic", lambda: 10.0)
     with interruptible() as asked:
         assert not asked()
         os.kill(os.getpid(), signal.SIGINT)
@@ -27,10 +27,10 @@ def test_one_request_may_come_as_two_signals(
 
 def test_somebody_who_asks_again_later_is_obeyed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 10.0
-    monkeypatch.setattr(interruption, "monotonic", lambda: now)
+    monkeypatch.setattr(processes, "monotonic", lambda: now)
     with pytest.raises(KeyboardInterrupt), interruptible():
         os.kill(os.getpid(), signal.SIGINT)
-        now += interruption.ONE_REQUEST_S + 0.01
+        now += processes.ONE_REQUEST_S + 0.01
         os.kill(os.getpid(), signal.SIGINT)
 
 

@@ -12,7 +12,8 @@ from rookworld.cli.door import main
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.report.model_card import model_card
-from rookworld.runtime.run_folder import Run, write_json
+from rookworld.runtime.atomic_files import write_json
+from rookworld.runtime.run_folder import Run
 
 
 def test_export_writes_the_same_model_and_a_card(

@@ -24,7 +24,7 @@ from rookworld.pretrain.settings import PretrainSettings
 from rookworld.pretrain.sources import load_sources, pick_tokenizer, split_share
 from rookworld.rl.presets import PRETRAIN_PRESETS
 from rookworld.runtime.errors import ConfigError, Diverged
-from rookworld.runtime.interruption import Interrupted
+from rookworld.runtime.processes import Interrupted
 from rookworld.runtime.run_folder import read_json, read_lines
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
 

@@ -19,8 +19,8 @@ from rookworld.report import gallery
 from rookworld.report.page import ReportSettings, page, serving, write_report
 from rookworld.report.page_data import PANELS, page_data, thin
 from rookworld.report.run_reader import read_run
+from rookworld.runtime.atomic_files import write_json
 from rookworld.runtime.errors import RookworldError
-from rookworld.runtime.run_folder import write_json
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 SCREENSHOTS = Path(__file__).parent.parent / "test-output"

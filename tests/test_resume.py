@@ -25,7 +25,7 @@ from rookworld.rl.metrics import Metrics
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.trainer import Hooks, train
 from rookworld.runtime.errors import ConfigError, RookworldError
-from rookworld.runtime.interruption import Interrupted
+from rookworld.runtime.processes import Interrupted
 from rookworld.runtime.run_folder import read_json, read_lines
 from tiny_training import (
     metrics_of,

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rookworld.runtime.atomic_files import write_json, write_text
 from rookworld.runtime.errors import ConfigError, RookworldError
-from rookworld.runtime.run_folder import Run, origin, read_json, read_lines, write_json, write_text
+from rookworld.runtime.run_folder import Run, origin, read_json, read_lines
 
 
 def test_lines_come_back_and_a_half_written_last_one_is_passed_over(tmp_path: Path) -> None:

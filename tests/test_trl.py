@@ -26,9 +26,10 @@ from rookworld.model.weights import load_model
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.trainer import Hooks
 from rookworld.rl.trainer import train as native_train
+from rookworld.runtime.atomic_files import write_json
 from rookworld.runtime.errors import ConfigError, DataError, Diverged, RookworldError
-from rookworld.runtime.interruption import Interrupted
-from rookworld.runtime.run_folder import read_json, read_lines, write_json
+from rookworld.runtime.processes import Interrupted
+from rookworld.runtime.run_folder import read_json, read_lines
 from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.judge import LabelsJudge
 from rookworld.tasks.policy import POLICY

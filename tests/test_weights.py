@@ -18,8 +18,9 @@ from torch import Tensor
 from rookworld.model import weights
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.tokenizer import Tokenizer, chess_tokenizer
-from rookworld.model.weights import atomic_folder, load_model, resolve_folder, save_model
-from rookworld.runtime.errors import ModelError
+from rookworld.model.weights import load_model, resolve_folder, save_model
+from rookworld.runtime.atomic_files import atomic_folder
+from rookworld.runtime.errors import ModelError, RookworldError
 
 IDS = torch.arange(24).reshape(2, 12) % 64
 
@@ -288,11 +289,11 @@ def test_saving_again_replaces_the_model_and_deletes_nothing_else(folder: Path) 
     save_model(other, folder)
     assert torch.equal(scores(load_model(folder)), scores(other))
     (folder / "README.md").write_text("mine")
-    with pytest.raises(ModelError, match=r"holds README\.md, which saving there would delete"):
+    with pytest.raises(RookworldError, match=r"holds README\.md, which saving there would delete"):
         save_model(small(), folder)
     assert (folder / "README.md").read_text() == "mine"
     assert list(folder.parent.iterdir()) == [folder]
-    with pytest.raises(ModelError, match="cannot write"):
+    with pytest.raises(RookworldError, match="cannot write"):
         save_model(small(), folder / "README.md" / "model")
 
 

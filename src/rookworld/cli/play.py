@@ -54,8 +54,9 @@ def export(args: list[str]) -> int:
     import torch
 
     from rookworld.model.tokenizer import Tokenizer
-    from rookworld.model.weights import atomic_folder, load_model, resolve_folder, write_model
+    from rookworld.model.weights import load_model, resolve_folder, write_model
     from rookworld.report.model_card import model_card
+    from rookworld.runtime.atomic_files import atomic_folder
 
     models, rest = leading(args)
     settings = parse(ExportSettings, rest, command="rookworld export", default=ExportSettings())

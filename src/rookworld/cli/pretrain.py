@@ -9,7 +9,7 @@ from rookworld.cli.display import banner, bar, say
 from rookworld.pretrain.settings import PretrainSettings
 from rookworld.rl.presets import PRETRAIN_PRESETS
 from rookworld.runtime.config import layered, of_run, parse, resolved, short_hash
-from rookworld.runtime.interruption import Interrupted
+from rookworld.runtime.processes import Interrupted
 
 if TYPE_CHECKING:
     from rookworld.model.gpt2 import GPT2

@@ -27,7 +27,7 @@ from rookworld.runtime.config import (
     take_option,
 )
 from rookworld.runtime.errors import ConfigError
-from rookworld.runtime.interruption import Interrupted
+from rookworld.runtime.processes import Interrupted
 from rookworld.runtime.run_folder import FIRST_ROWS
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rookworld.runtime.atomic_files import atomic_file, write_text
 from rookworld.runtime.errors import DataError
 
 Record = dict[str, Any]
@@ -45,37 +44,8 @@ def write_records(
     if path.suffix == ".jsonl":
         write_text(path, "".join(json.dumps(record) + "\n" for record in records))
         return
-    with whole_file(path) as temporary:
+    with atomic_file(path) as temporary:
         _write_parquet(temporary, records, task, origin)
-
-
-def remove_unfinished(path: Path) -> None:
-    """Take away what writers of this file left when they were killed; none may be at it now."""
-    for left in path.parent.glob(f".{path.name}.[0-9]*"):
-        left.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file, whole or not at all."""
-    with whole_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """A temporary name to write to; afterwards the file is in place, synced."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error.strerror})") from error
 
 
 def _write_parquet(

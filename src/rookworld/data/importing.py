@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rookworld.data.files import write_text
 from rookworld.data.intake import Intake
 from rookworld.data.rows import Row, row_key, row_text, task_name
 from rookworld.data.sources import read_source, write_rows
 from rookworld.data.splits import split_rows
+from rookworld.runtime.atomic_files import write_text
 from rookworld.runtime.errors import ConfigError, DataError
 from rookworld.tasks.task import EnvironmentRow, PolicyRow, Style
 

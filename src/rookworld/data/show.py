@@ -11,9 +11,9 @@ from typing import Literal
 import chess
 import chess.svg
 
-from rookworld.data.files import write_text
 from rookworld.data.rows import MateRow, Row, row_text, task_name
 from rookworld.data.sources import load_rows
+from rookworld.runtime.atomic_files import write_text
 from rookworld.runtime.errors import ConfigError
 from rookworld.tasks.engine import parse_position
 from rookworld.tasks.notation import is_mate, is_move_text

@@ -36,7 +36,8 @@ from rookworld.evaluation.statistics import (
     pass_at_k,
     share,
 )
-from rookworld.runtime.errors import DataError, RookworldError
+from rookworld.runtime.atomic_files import atomic_file
+from rookworld.runtime.errors import DataError
 from rookworld.tasks.environment import ENVIRONMENT, KINDS
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.reward import RewardRules
@@ -109,13 +110,9 @@ ASKED = "asked"
 
 def save_found(path: Path, evaluation: Evaluation, asked: str) -> None:
     """Keep what was found row by row; `asked` says of which rows and under which rules."""
-    temporary = path.with_suffix(".tmp.npz")
     found: dict[str, Any] = {**evaluation.rows, ASKED: np.array(asked)}
-    try:
-        np.savez_compressed(temporary, **found)
-        temporary.replace(path)
-    except OSError as error:
-        raise RookworldError(f"{path}: cannot be written ({error.strerror})") from None
+    with atomic_file(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **found)
 
 
 def load_found(path: Path, asked: str) -> Evaluation | None:

@@ -34,8 +34,8 @@ from rookworld.evaluation.statistics import (
     match_score,
     share,
 )
+from rookworld.runtime.atomic_files import write_text
 from rookworld.runtime.errors import EngineError
-from rookworld.runtime.run_folder import write_text
 from rookworld.tasks.engine import default_timeout_s
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.task import legal_moves

@@ -23,8 +23,9 @@ from torch import Tensor
 from rookworld.model import sharding
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.tokenizer import Tokenizer
-from rookworld.model.weights import atomic_folder, read_config, write_model
-from rookworld.runtime.errors import ConfigError, ModelError, RookworldError
+from rookworld.model.weights import read_config, write_model
+from rookworld.runtime.atomic_files import atomic_folder
+from rookworld.runtime.errors import ConfigError, RookworldError
 
 TENSORS, STATE, MANIFEST = "trainer.safetensors", "trainer.json", "manifest.json"
 SOUND = "SOUND"
@@ -66,7 +67,7 @@ def save_checkpoint(
             (unfinished / STATE).write_text(json.dumps(dict(state)), encoding="utf-8")
             sums = {path.name: _sha256(path) for path in sorted(unfinished.iterdir())}
             (unfinished / MANIFEST).write_text(json.dumps(sums, indent=1), encoding="utf-8")
-    except (OSError, SafetensorError, ModelError) as error:
+    except (OSError, SafetensorError, RookworldError) as error:
         raise RookworldError(
             f"{folder}: the checkpoint cannot be written ({error}); earlier ones are kept, make "
             "room and go on with --resume"

@@ -8,11 +8,8 @@ Left out on purpose: pickled weights, which can run code when opened, and every 
 
 from __future__ import annotations
 
-import glob
 import json
-import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +22,7 @@ from torch import Tensor
 
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.tokenizer import Tokenizer
+from rookworld.runtime.atomic_files import atomic_folder
 from rookworld.runtime.errors import ModelError
 
 EMBEDDED = ("nano",)
@@ -147,59 +145,6 @@ def write_model(
     (folder / WEIGHTS).chmod((folder / CONFIG).stat().st_mode)
     if tokenizer:
         tokenizer.save(folder)
-
-
-@contextmanager
-def atomic_folder(folder: str | Path) -> Iterator[Path]:
-    """A folder to fill; when the block ends without error it is synced and gets its name.
-
-    A folder already of that name is replaced if the new one holds a file for each of its files;
-    what would be lost otherwise is named and kept.
-    """
-    folder = Path(folder).absolute()
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.new")
-    replaced = unfinished.with_suffix(".old")
-    try:
-        _tidy(folder)
-        unfinished.mkdir(parents=True)
-        yield unfinished
-        _refuse_to_lose(folder, unfinished)
-        _sync(unfinished)
-        if folder.exists():
-            folder.rename(replaced)
-        unfinished.rename(folder)
-        _sync_path(folder.parent)
-    except OSError as error:
-        raise ModelError(f"cannot write {folder}: {error.strerror or error}") from error
-    finally:
-        if replaced.exists() and not folder.exists():
-            replaced.rename(folder)
-        shutil.rmtree(replaced, ignore_errors=True)
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _tidy(folder: Path) -> None:
-    """Remove what killed writers of a folder left beside it, or give it back its name.
-
-    Before anything new is written: whoever dies here has left nothing, so leftovers never pile up.
-    """
-    for leftover in folder.parent.glob(f".{glob.escape(folder.name)}.*"):
-        match = re.fullmatch(r"\.(\d+)\.(new|old)", leftover.name.removeprefix(f".{folder.name}"))
-        if match and (int(match[1]) == os.getpid() or not _runs(int(match[1]))):
-            if match[2] == "old" and not folder.exists():
-                leftover.rename(folder)  # killed between two renames
-            else:
-                shutil.rmtree(leftover, ignore_errors=True)
-
-
-def _runs(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass  # another's process
-    return True
 
 
 def read_config(folder: Path) -> GPT2Config:
@@ -379,29 +324,3 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _write_json(path: Path, content: Mapping[str, object]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _refuse_to_lose(folder: Path, replacement: Path) -> None:
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise ModelError(f"cannot write {folder}: a file is in the way")
-    for path in sorted(folder.rglob("*")):
-        if not (replacement / path.relative_to(folder)).exists():
-            raise ModelError(
-                f"{folder} holds {path.relative_to(folder)}, which saving there would delete: "
-                "choose another folder or move it"
-            )
-
-
-def _sync(folder: Path) -> None:
-    for path in (*folder.rglob("*"), folder):
-        _sync_path(path)
-
-
-def _sync_path(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

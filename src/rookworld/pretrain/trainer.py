@@ -38,10 +38,11 @@ from rookworld.pretrain.dataset import Packed
 from rookworld.pretrain.settings import PretrainSettings
 from rookworld.rollout.symmetry import Symmetry
 from rookworld.runtime import distributed
+from rookworld.runtime.atomic_files import write_json
 from rookworld.runtime.config import resolved
 from rookworld.runtime.errors import ConfigError, Diverged
-from rookworld.runtime.interruption import Interrupted, interruptible
-from rookworld.runtime.run_folder import Run, origin, write_json
+from rookworld.runtime.processes import Interrupted, interruptible
+from rookworld.runtime.run_folder import Run, origin
 
 Say = Callable[[str], None]
 OnStep = Callable[[int, dict[str, float]], None]

@@ -22,9 +22,10 @@ from typing import Any
 from rookworld.report.gallery import PIECES
 from rookworld.report.page_data import page_data
 from rookworld.report.run_reader import find_runs, is_sweep
+from rookworld.runtime.atomic_files import write_text
 from rookworld.runtime.config import require
 from rookworld.runtime.errors import RookworldError
-from rookworld.runtime.run_folder import STREAMS, finite, write_text
+from rookworld.runtime.run_folder import STREAMS, finite
 
 _SCRIPTS = ("tools.js", "summary.js", "curves.js", "runs.js", "sweep.js", "page.js")
 """Parts of one script, in its order."""

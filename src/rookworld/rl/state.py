@@ -51,9 +51,10 @@ from rookworld.rollout.collector import Prompts
 from rookworld.rollout.token_values import move_tokens
 from rookworld.rollout.types import LETTERS
 from rookworld.runtime import distributed
+from rookworld.runtime.atomic_files import write_json, write_text
 from rookworld.runtime.config import resolved
 from rookworld.runtime.errors import ConfigError, RookworldError
-from rookworld.runtime.run_folder import Run, read_lines, write_json, write_text
+from rookworld.runtime.run_folder import Run, read_lines
 from rookworld.tasks.reward import RewardRules, RunningNorm
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
 

@@ -61,11 +61,11 @@ from rookworld.rl.update import Gradient
 from rookworld.rollout.collector import Collected
 from rookworld.rollout.types import Group
 from rookworld.runtime import distributed
+from rookworld.runtime.atomic_files import write_json
 from rookworld.runtime.config import resolved
 from rookworld.runtime.errors import Diverged, RookworldError
-from rookworld.runtime.interruption import Interrupted, interruptible
-from rookworld.runtime.processes import refuse_unguarded_scripts
-from rookworld.runtime.run_folder import Run, origin, write_json
+from rookworld.runtime.processes import Interrupted, interruptible, refuse_unguarded_scripts
+from rookworld.runtime.run_folder import Run, origin
 from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow
 
 REFERENCE_PATIENCE = 20

@@ -1,8 +1,8 @@
 """The run folder: training writes it, everything else only reads it.
 
-Laws: a file is whole or absent (written to a temporary name, synced, renamed); a JSON line is
-appended in one write; readers tolerate a half-written last line; after a resume no line is missing
-or double, because the JSONL files are cut back to the checkpoint's step.
+Laws: a file is whole or absent; a JSON line is appended in one write; readers tolerate a
+half-written last line; after a resume no line is missing or double, because the JSONL files are cut
+back to the checkpoint's step.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rookworld import __version__
+from rookworld.runtime.atomic_files import write_text
 from rookworld.runtime.errors import ConfigError, RookworldError
 
 STREAMS = ("metrics.jsonl", "events.jsonl", "rollouts.jsonl", "eval.jsonl")
@@ -28,31 +28,6 @@ FIRST_ROWS = "eval-rows.npz"
 """What the first evaluation found row by row, for a table that pairs the last with it."""
 FILES = (*STREAMS, FIRST_ROWS, "train.log", "DONE")
 FOLDERS = ("checkpoints", "final", "tensorboard")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace `path` by `text` at once: a reader sees the old file or the new one.
-
-    The disk is left alone if it already says so.
-    """
-    with suppress(OSError, UnicodeDecodeError):
-        if path.read_text(encoding="utf-8") == text:
-            return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise RookworldError(f"{path}: cannot be written ({error.strerror})") from None
-
-
-def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def read_json(path: Path) -> Any:

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rookworld.report.run_reader import SWEEP_FILE
 from rookworld.report.sweep_summary import SweepSummary, read_sweep, summarize
+from rookworld.runtime.atomic_files import write_json
 from rookworld.runtime.config import require
 from rookworld.runtime.errors import ConfigError
-from rookworld.runtime.interruption import interruptible
-from rookworld.runtime.run_folder import write_json
+from rookworld.runtime.processes import interruptible
 from rookworld.sweep.space import Params, SweepFile, flags, read_sweep_file
 from rookworld.sweep.trial import Lock, Outcome, Training, finished, outcome_of
 

@@ -28,8 +28,9 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from rookworld.report.run_reader import Record
+from rookworld.runtime.atomic_files import write_text
 from rookworld.runtime.errors import ConfigError, RookworldError
-from rookworld.runtime.run_folder import finite, write_text
+from rookworld.runtime.run_folder import finite
 from rookworld.sweep.space import Choices, Params, Range, SweepFile, split
 from rookworld.sweep.trial import Lock, Outcome
 

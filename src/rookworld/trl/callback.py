@@ -61,9 +61,10 @@ from rookworld.rl.state import (
 from rookworld.rl.trainer import KL_AT_START, Evaluate, Hooks, due
 from rookworld.rollout.collector import Collected
 from rookworld.rollout.types import Group, Prompt
+from rookworld.runtime.atomic_files import write_json
 from rookworld.runtime.config import resolved
 from rookworld.runtime.errors import ConfigError, Diverged, RookworldError
-from rookworld.runtime.run_folder import Run, origin, read_lines, write_json
+from rookworld.runtime.run_folder import Run, origin, read_lines
 from rookworld.tasks.scorer import judge_answer
 from rookworld.tasks.task import Judge, PolicyRow
 from rookworld.trl import plan

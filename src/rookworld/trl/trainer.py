@@ -39,7 +39,7 @@ from rookworld.rollout.collector import Prompts, prompt_text
 from rookworld.rollout.types import Prompt
 from rookworld.runtime import distributed
 from rookworld.runtime.errors import ConfigError
-from rookworld.runtime.interruption import Interrupted, interruptible
+from rookworld.runtime.processes import Interrupted, interruptible
 from rookworld.runtime.run_folder import Run
 from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow
 from rookworld.trl import plan

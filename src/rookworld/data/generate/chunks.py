@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rookworld.data.files import write_text
+from rookworld.runtime.atomic_files import write_text
 from rookworld.runtime.errors import DataError
 from rookworld.runtime.processes import end_with_parent, interrupts_held
 

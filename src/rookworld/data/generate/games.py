@@ -14,7 +14,7 @@ from pathlib import Path
 import chess
 import chess.pgn
 
-from rookworld.data.files import write_text
+from rookworld.runtime.atomic_files import write_text
 from rookworld.runtime.errors import DataError
 
 

@@ -19,13 +19,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from rookworld.data.files import (
-    file_digest,
-    file_origin,
-    read_fens,
-    remove_unfinished,
-    write_records,
-)
+from rookworld.data.files import file_digest, file_origin, read_fens, write_records
 from rookworld.data.generate.analyses import engine_game_rows, given_game_rows
 from rookworld.data.generate.chunks import ChunkFolder, chunks_in_order
 from rookworld.data.generate.games import kept_games, read_games
@@ -41,6 +35,7 @@ from rookworld.data.generate.positions import (
 )
 from rookworld.data.generate.transitions import Proportions, transition_records
 from rookworld.data.sources import source_files
+from rookworld.runtime.atomic_files import remove_unfinished
 from rookworld.runtime.errors import ConfigError
 from rookworld.tasks.engine import Engine, EngineLost, find_engine
 from rookworld.tasks.notation import position_key

@@ -20,12 +20,13 @@ from typing import Any
 
 import chess
 
-from rookworld.data.files import iterate_records, write_text
+from rookworld.data.files import iterate_records
 from rookworld.data.generate.analyses import AnalysisSettings, analysis_record, label
 from rookworld.data.generate.moves import Moves, chosen_move
 from rookworld.data.generate.playouts import MAX_FULLMOVE, recent
 from rookworld.data.rows import row_record
 from rookworld.data.sources import source_files
+from rookworld.runtime.atomic_files import write_text
 from rookworld.runtime.errors import DataError
 from rookworld.tasks.engine import Engine
 from rookworld.tasks.environment import transition
