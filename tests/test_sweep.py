@@ -263,11 +263,11 @@ def test_a_storage_that_cannot_be_reached_keeps_its_password(tmp_path: Path) -> 
 
 
 def test_a_storage_without_its_driver_names_the_package() -> None:
-    from rookworld.sweep.study import told
+    from rookworld.sweep.study import reason
 
     error = ImportError("Please install appropriate one.")
     error.__cause__ = ModuleNotFoundError("No module named 'psycopg'", name="psycopg")
-    assert told(error) == "No module named 'psycopg': pip install \"psycopg[binary]\""
+    assert reason(error) == "No module named 'psycopg': pip install \"psycopg[binary]\""
 
 
 # --- killed, and side by side ---
@@ -331,18 +331,18 @@ def test_another_machines_trial_is_taken_over_when_it_falls_silent(
 
     monkeypatch.setattr(study, "SETTLE_S", 0.01)
     sweep = read_sweep_file(written(tmp_path))
-    ledgers = []
+    queues = []
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
         url = f"sqlite:///{tmp_path / 'study.db'}"
-        ledgers.append(study.Ledger(sweep, tmp_path / name, url, silence_s))
-    gone, mine = (ledger.claim() for ledger in ledgers)
+        queues.append(study.TrialQueue(sweep, tmp_path / name, url, silence_s))
+    gone, mine = (queue.claim() for queue in queues)
     assert gone is not None and mine is not None
     assert (gone.number, mine.number) == (0, number)
     assert mine.params == sweep.params(number)
     # whoever lost a trial and comes back does not end it a second time
-    here, there = ledgers
-    assert here.beat(gone) is (number == 1)
+    here, there = queues
+    assert here.heartbeat(gone) is (number == 1)
     there.finish(mine, Outcome("done", value=0.5), 1.0)
     here.finish(gone, Outcome("done", value=0.4), 1.0)
     values = [one["value"] for one in there.records()]

@@ -1,4 +1,4 @@
-"""WORKER: many trainings, each in its own process and run folder, side by side and resumable.
+"""Many trainings, each in its own process and run folder, side by side and resumable.
 
 Laws: killed at any moment and started again, a sweep ends with the trials it would have had; any
 number of processes on one storage share its trials, and none is run twice; every trial that does
@@ -25,17 +25,17 @@ from rookworld.runtime.config import require
 from rookworld.runtime.errors import ConfigError
 from rookworld.runtime.processes import interruptible
 from rookworld.sweep.space import Params, SweepFile, flags, read_sweep_file
-from rookworld.sweep.trial import Lock, Outcome, Training, finished, outcome_of
+from rookworld.sweep.trial import Outcome, Training, evaluations, finished, outcome_of
 
 if TYPE_CHECKING:
-    from rookworld.sweep.study import Claim, Ledger
+    from rookworld.sweep.study import Claim, TrialQueue
 
 TRAINER = (sys.executable, "-m", "rookworld", "train")
 LOOK_EVERY_S = 0.1
 """Between looks at the trainings of this process."""
 ASK_EVERY_S = 1.0
 """Between questions to the storage while it has nothing to give."""
-BEAT_EVERY_S = 60.0
+HEARTBEAT_EVERY_S = 60.0
 MOST_ATTEMPTS = 2
 """How often a trial that was killed from outside is started in all."""
 
@@ -71,7 +71,7 @@ class SweepSettings:
     def __post_init__(self) -> None:
         require(self.parallel > 0, f"--parallel {self.parallel}: must be positive")
         require(self.timeout_s >= 0, f"--timeout-s {self.timeout_s}: must not be negative")
-        least = 3 * BEAT_EVERY_S
+        least = 3 * HEARTBEAT_EVERY_S
         require(
             self.stale_after_s >= least,
             f"--stale-after-s {self.stale_after_s:g}: at least {least:g}, three heartbeats",
@@ -127,51 +127,52 @@ def trial_folder(folder: Path, number: int) -> Path:
 
 
 @dataclass
-class Active:
-    """A trial that is being run, and the slot it takes."""
+class RunningTrial:
+    """A trial that this process runs, and the slot it takes."""
 
     claim: Claim
     slot: int
     training: Training
     attempt: int = 1
-    told: set[int] = field(default_factory=set)
+    reported: set[int] = field(default_factory=set)
+    """Steps whose evaluation the study knows."""
     pruned: bool = False
     timed_out: bool = False
-    beat: float = field(default_factory=time.monotonic)
-    seconds: float = 0.0
+    last_heartbeat: float = field(default_factory=time.monotonic)
+    earlier_seconds: float = 0.0
     """Of earlier attempts."""
 
+    @property
+    def seconds(self) -> float:
+        return self.earlier_seconds + self.training.seconds
 
+
+@dataclass
 class Sweep:
     """One process's share of a sweep."""
 
-    def __init__(
-        self,
-        settings: SweepSettings,
-        sweep: SweepFile,
-        ledger: Ledger,
-        hooks: SweepHooks,
-        trainer: Sequence[str],
-    ) -> None:
-        self.settings, self.sweep, self.ledger = settings, sweep, ledger
-        self.hooks, self.trainer = hooks, tuple(trainer)
-        self.gpus = gpu_names(settings.gpus)
-        self.active: list[Active] = []
-        self.waiting: tuple[int, ...] = ()
-        self.ask_after = 0.0
+    settings: SweepSettings
+    sweep: SweepFile
+    queue: TrialQueue
+    hooks: SweepHooks
+    trainer: Sequence[str]
+    active: list[RunningTrial] = field(default_factory=list)
+    waiting: tuple[int, ...] = ()
+    """Trials of other processes that were last spoken of."""
+    ask_after: float = 0.0
 
     def run(self, asked_to_stop: Callable[[], bool]) -> None:
         """Until every trial of the study has ended, here or elsewhere."""
         while not asked_to_stop():
             self.fill()
             if not self.active:
-                if self.ledger.complete():
+                if self.queue.complete():
                     return
-                self.tell_waiting()
+                self.say_what_runs_elsewhere()
                 time.sleep(ASK_EVERY_S)
             time.sleep(LOOK_EVERY_S)
             for one in list(self.active):
-                self.look(one)
+                self.watch(one)
         self.stop_all()
         raise SweepInterrupted
 
@@ -181,7 +182,7 @@ class Sweep:
             return
         free = [n for n in range(self.settings.parallel) if n not in [a.slot for a in self.active]]
         while free:
-            claim = self.ledger.claim()
+            claim = self.queue.claim()
             if claim is None:
                 self.ask_after = time.monotonic() + ASK_EVERY_S
                 return
@@ -191,39 +192,39 @@ class Sweep:
                 self.end(claim, finished(folder, self.sweep.metric), 0.0)
                 continue
             slot = free.pop(0)
-            self.active.append(Active(claim, slot, self.start(claim, folder, slot, claim.lock)))
+            self.active.append(RunningTrial(claim, slot, self.start(claim, slot)))
 
-    def start(self, claim: Claim, folder: Path, slot: int, lock: Lock) -> Training:
+    def start(self, claim: Claim, slot: int) -> Training:
+        folder = trial_folder(self.settings.folder, claim.number)
         arguments = [*self.trainer, *command(self.sweep, claim.params, folder), "--resume"]
-        return Training(arguments, folder, self.environment(slot), lock)
+        return Training(arguments, folder, self.environment(slot), claim.lock)
 
     def environment(self, slot: int) -> dict[str, str]:
         found = {}
-        if self.gpus:
-            found["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
+        if gpus := gpu_names(self.settings.gpus):
+            found["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
         if self.settings.parallel > 1 and "OMP_NUM_THREADS" not in os.environ:
             share = max(1, (os.cpu_count() or 1) // self.settings.parallel)
             found["OMP_NUM_THREADS"] = str(share)
         return found
 
-    def look(self, one: Active) -> None:
+    def watch(self, one: RunningTrial) -> None:
         """See how a trial is doing, and end it if it is time."""
-        if one.training.ended():
-            self.ended(one)
+        if one.training.has_ended():
+            self.judge(one)
             return
-        if time.monotonic() - one.beat > BEAT_EVERY_S:
-            one.beat = time.monotonic()
-            if not self.ledger.beat(one.claim):
-                self.give_up(one)
+        if time.monotonic() - one.last_heartbeat > HEARTBEAT_EVERY_S:
+            one.last_heartbeat = time.monotonic()
+            if not self.queue.heartbeat(one.claim):
+                self.abandon(one)
                 return
-        limit = self.settings.timeout_s
-        if 0 < limit < one.seconds + one.training.seconds and not one.timed_out:
+        if 0 < self.settings.timeout_s < one.seconds and not one.timed_out:
             one.timed_out = True
             one.training.stop(at_once=True)
         if self.sweep.prune and not (one.pruned or one.timed_out):
             self.consider_pruning(one)
 
-    def give_up(self, one: Active) -> None:
+    def abandon(self, one: RunningTrial) -> None:
         """Another process has taken the trial over: it would end twice."""
         self.hooks.say(f"trial {one.claim.number} was taken over by another process; stopped here")
         one.training.stop(at_once=True)
@@ -231,42 +232,43 @@ class Sweep:
         self.active.remove(one)
         one.claim.lock.release()
 
-    def consider_pruning(self, one: Active) -> None:
-        new = [v for v in one.training.evaluations(self.sweep.metric) if v[0] not in one.told]
-        for step, value in new:
-            one.told.add(step)
-            one.claim.report(step, value)
+    def consider_pruning(self, one: RunningTrial) -> None:
+        values = dict(evaluations(one.training.folder, self.sweep.metric))
+        new = values.keys() - one.reported
+        for step in sorted(new):
+            one.reported.add(step)
+            one.claim.report(step, values[step])
         if new and one.claim.hopeless():
             one.pruned = True
             one.training.stop(at_once=True)
 
-    def ended(self, one: Active) -> None:
-        folder = one.training.folder
-        outcome = outcome_of(one.training.process.returncode, folder, self.sweep.metric)
+    def judge(self, one: RunningTrial) -> None:
+        """End a trial whose training has ended, or start it once more."""
+        training = one.training
+        outcome = outcome_of(training.process.returncode, training.folder, self.sweep.metric)
         if one.timed_out:
             limit = self.settings.timeout_s
             outcome = Outcome("failed", cause="timeout", message=f"took more than {limit:g} s")
         elif one.pruned and outcome.state != "done":
             outcome = Outcome("pruned")
-        seconds = one.seconds + one.training.seconds
         if outcome.cause == "killed" and one.attempt < MOST_ATTEMPTS:
             self.hooks.say(f"trial {one.claim.number}: {outcome.message}; started again")
-            one.attempt, one.seconds = one.attempt + 1, seconds
-            one.training = self.start(one.claim, folder, one.slot, one.claim.lock)
+            one.attempt, one.earlier_seconds = one.attempt + 1, one.seconds
+            one.training = self.start(one.claim, one.slot)
             return
         self.active.remove(one)
-        self.end(one.claim, outcome, seconds)
+        self.end(one.claim, outcome, one.seconds)
 
     def end(self, claim: Claim, outcome: Outcome, seconds: float) -> None:
-        self.ledger.finish(claim, outcome, seconds)
-        records = write_sweep(self.settings.folder, self.sweep, self.ledger)
+        self.queue.finish(claim, outcome, seconds)
+        records = write_sweep(self.settings.folder, self.sweep, self.queue)
         drop_models(self.settings, self.sweep, records, claim.number)
         self.hooks.on_trial(claim.number, claim.params, outcome)
         ended = sum(one["state"] != "running" for one in records)
         self.hooks.on_progress(ended, self.sweep.planned)
 
-    def tell_waiting(self) -> None:
-        others = tuple(self.ledger.open_numbers())
+    def say_what_runs_elsewhere(self) -> None:
+        others = tuple(self.queue.open_numbers())
         if others and others != self.waiting:
             shown = ", ".join(map(str, others[:8])) + (" …" if len(others) > 8 else "")
             self.hooks.say(f"waiting for trials that run elsewhere: {shown}")
@@ -276,10 +278,10 @@ class Sweep:
         """Every training writes a checkpoint; the trials stay open for the next sweep."""
         for one in self.active:
             one.training.stop()
-        while any(not one.training.ended() for one in self.active):
+        while any(not one.training.has_ended() for one in self.active):
             time.sleep(0.1)
         for one in self.active:
-            self.ledger.finish(one.claim, Outcome("interrupted"), 0.0)
+            self.queue.finish(one.claim, Outcome("interrupted"), 0.0)
         self.active.clear()
 
 
@@ -289,25 +291,25 @@ def run_sweep(
     """Run what is left of a sweep, alone or beside others; the whole study's summary."""
     sweep = settings.read()
     try:
-        from rookworld.sweep.study import Ledger
+        from rookworld.sweep.study import TrialQueue
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"`rookworld sweep` needs {error.name}: pip install 'rookworld[sweep]'"
         ) from None
     settings.folder.mkdir(parents=True, exist_ok=True)
-    ledger = Ledger(sweep, settings.folder, settings.storage, settings.stale_after_s)
-    write_sweep(settings.folder, sweep, ledger)
+    queue = TrialQueue(sweep, settings.folder, settings.storage, settings.stale_after_s)
+    write_sweep(settings.folder, sweep, queue)
     try:
         with interruptible() as asked_to_stop:
-            Sweep(settings, sweep, ledger, hooks or SweepHooks(), trainer).run(asked_to_stop)
+            Sweep(settings, sweep, queue, hooks or SweepHooks(), trainer).run(asked_to_stop)
     finally:
-        write_sweep(settings.folder, sweep, ledger)
+        write_sweep(settings.folder, sweep, queue)
     return summarize(read_sweep(settings.folder))
 
 
-def write_sweep(folder: Path, sweep: SweepFile, ledger: Ledger) -> list[dict[str, Any]]:
+def write_sweep(folder: Path, sweep: SweepFile, queue: TrialQueue) -> list[dict[str, Any]]:
     """Write `sweep.json`; the trials in it."""
-    records = ledger.records()
+    records = queue.records()
     write_json(folder / SWEEP_FILE, {**sweep.plain(), "planned": sweep.planned, "trials": records})
     return records
 
@@ -319,11 +321,8 @@ def drop_models(
     if settings.keep_models == "all":
         return
     sign = -1 if sweep.direction == "minimize" else 1
-    here = [
-        one
-        for one in records
-        if one["state"] == "done" and (trial_folder(settings.folder, one["number"])).is_dir()
-    ]
+    done = [one for one in records if one["state"] == "done"]
+    here = [one for one in done if trial_folder(settings.folder, one["number"]).is_dir()]
     best = max(here, key=lambda one: (sign * one["value"], -one["number"]), default=None)
     kept = best["number"] if best is not None and settings.keep_models == "best" else None
     beaten = [one["number"] for one in here if one["number"] != kept]

@@ -12,7 +12,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -163,17 +165,15 @@ def read_sweep_file(
 ) -> SweepFile:
     """The sweep in a TOML file, `changes` (KEY=VALUE) laid over its [train]; checked whole."""
     raw = read_toml(path)
-    known = [f.name for f in dataclasses.fields(SweepFile) if f.name != "name"]
-    for key in raw:
-        if key not in known:
-            raise ConfigError(f"{path}: unknown key {key!r}{suggestion(key, known)}")
     train = {**_table(raw, "train", path), **_changes(changes)}
     space = {k: _dimension(k, v, path) for k, v in _table(raw, "space", path).items()}
     rest = {key: value for key, value in raw.items() if key not in ("train", "space")}
     if trials is not None:
         rest["trials"] = trials
-    plain = override(SweepFile(name=path.stem), rest, str(path))
-    sweep = dataclasses.replace(plain, train=_clean(train), space=space)
+    require("name" not in rest, f"{path}: unknown key 'name': a sweep is called as its file")
+    sweep = override(SweepFile(name=path.stem), rest, str(path))
+    train = {key.replace("-", "_"): value for key, value in train.items()}
+    sweep = dataclasses.replace(sweep, train=train, space=space)
     _check(sweep, str(path))
     return sweep
 
@@ -185,22 +185,15 @@ def _table(raw: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
     return found
 
 
-def _clean(train: Mapping[str, Any]) -> dict[str, Any]:
-    return {key.replace("-", "_"): value for key, value in train.items()}
-
-
 def _changes(changes: tuple[str, ...]) -> dict[str, Any]:
     """KEY=VALUE as TOML would read the value, or as text."""
-    import tomllib
-
     found: dict[str, Any] = {}
     for change in changes:
         key, equals, value = change.partition("=")
         require(bool(equals), f"--set {change!r}: write KEY=VALUE, such as steps=20")
-        try:
-            found[key.replace("-", "_")] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            found[key.replace("-", "_")] = value
+        found[key] = value
+        with suppress(tomllib.TOMLDecodeError):
+            found[key] = tomllib.loads(f"value = {value}")["value"]
     return found
 
 

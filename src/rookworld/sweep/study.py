@@ -59,7 +59,7 @@ class Claim:
     lock: Lock
 
     def report(self, step: int, value: float) -> None:
-        """Tell the study how the trial is doing; a step is told once, restarts included."""
+        """Say how the trial is doing; the study hears of a step once, restarts included."""
         if step not in self.trial.storage.get_trial(self.trial._trial_id).intermediate_values:
             self.trial.report(value, step)
 
@@ -68,8 +68,8 @@ class Claim:
         return self.trial.should_prune()
 
 
-class Ledger:
-    """The study of one sweep, as this process sees it."""
+class TrialQueue:
+    """The trials of one sweep, as this process sees them in the shared study."""
 
     def __init__(self, sweep: SweepFile, folder: Path, url: str | None, stale_after_s: float):
         self.sweep, self.folder, self.stale_after_s = sweep, folder, stale_after_s
@@ -79,28 +79,28 @@ class Ledger:
             if sweep.prune
             else optuna.pruners.NopPruner()
         )
-        self.study = _opened(
+        self.study = _open_patiently(
             lambda: optuna.create_study(
                 study_name=sweep.name,
                 storage=open_storage(url, folder),
-                sampler=Tpe(sweep) if sweep.sampler == "tpe" else Planned(sweep),
+                sampler=NumberedTpe(sweep) if sweep.sampler == "tpe" else Numbered(sweep),
                 pruner=pruner,
                 direction=sweep.direction,
                 load_if_exists=True,
             ),
             url,
         )
-        self._agree()
+        self._refuse_another_sweep()
 
-    def _agree(self) -> None:
+    def _refuse_another_sweep(self) -> None:
         """A study goes on only with the file that it began with."""
-        began = self.study.user_attrs.get("sweep")
-        if began is None:
+        first = self.study.user_attrs.get("sweep")
+        if first is None:
             self.study.set_user_attr("sweep", self.sweep.fingerprint)
-        elif began != self.sweep.fingerprint:
+        elif first != self.sweep.fingerprint:
             raise ConfigError(
                 f"the study {self.sweep.name!r} in this storage was begun with other settings "
-                f"({began}, now {self.sweep.fingerprint}); use another --out or --storage"
+                f"({first}, now {self.sweep.fingerprint}); use another --out or --storage"
             )
 
     # --- claiming ---
@@ -113,9 +113,9 @@ class Ledger:
                 claim = self._adopt(frozen)
                 if claim is not None:
                     return claim
-        return self._begin() if len(trials) < self.sweep.planned else None
+        return self._ask() if len(trials) < self.sweep.planned else None
 
-    def _begin(self) -> Claim | None:
+    def _ask(self) -> Claim | None:
         trial = self.study.ask()
         if trial.number >= self.sweep.planned:
             # another process asked for the last one in the same moment; a longer sweep takes it up
@@ -126,7 +126,7 @@ class Ledger:
                 f"{self._lock_path(trial.number)}: held by another process although the trial is "
                 "new; does another study use this folder? choose another --out"
             )
-        return self._mine(trial, lock)
+        return self._claim(trial, lock)
 
     def _adopt(self, frozen: FrozenTrial) -> Claim | None:
         owner = frozen.user_attrs.get("owner") or {}
@@ -136,10 +136,10 @@ class Ledger:
         lock = Lock.take(self._lock_path(frozen.number))
         if lock is None:
             return None
-        if not (here or self._settled(frozen)) or not self._running(frozen):
+        if not (here or self._outlast(frozen)) or self._now(frozen._trial_id).state.is_finished():
             lock.release()
             return None
-        return self._mine(Trial(self.study, frozen._trial_id), lock)
+        return self._claim(Trial(self.study, frozen._trial_id), lock)
 
     def _abandoned(self, frozen: FrozenTrial, owner: dict[str, Any]) -> bool:
         """Whether the process that runs a trial in another folder has gone silent."""
@@ -148,22 +148,21 @@ class Ledger:
         started = frozen.datetime_start
         return started is not None and time.time() - started.timestamp() > UNOWNED_S
 
-    def _settled(self, frozen: FrozenTrial) -> bool:
+    def _outlast(self, frozen: FrozenTrial) -> bool:
         """Claim another folder's trial: of several that try, the last to write keeps it."""
-        storage, mine = self.study._storage, self._owner()
-        storage.set_trial_user_attr(frozen._trial_id, "owner", mine)
+        mine = self._owner()
+        self.study._storage.set_trial_user_attr(frozen._trial_id, "owner", mine)
         time.sleep(SETTLE_S)
-        return bool(storage.get_trial(frozen._trial_id).user_attrs.get("owner") == mine)
+        return bool(self._now(frozen._trial_id).user_attrs.get("owner") == mine)
 
-    def _running(self, frozen: FrozenTrial) -> bool:
-        now = self.study._storage.get_trial(frozen._trial_id)
-        return now.state == TrialState.RUNNING
+    def _now(self, trial_id: int) -> FrozenTrial:
+        """A trial as the storage has it at this moment."""
+        return self.study._storage.get_trial(trial_id)
 
-    def _mine(self, trial: Trial, lock: Lock) -> Claim:
+    def _claim(self, trial: Trial, lock: Lock) -> Claim:
         trial.set_user_attr("owner", self._owner())
         params = {
-            name: _decoded(suggested(trial, name, one), name)
-            for name, one in self.sweep.space.items()
+            name: _decode(suggest(trial, name, one), name) for name, one in self.sweep.space.items()
         }
         return Claim(trial.number, params, trial, lock)
 
@@ -177,13 +176,13 @@ class Ledger:
 
     def holds(self, claim: Claim) -> bool:
         """Whether a claim stands: a process silent for too long may have lost its trial."""
-        now = self.study._storage.get_trial(claim.trial._trial_id)
+        now = self._now(claim.trial._trial_id)
         owner = now.user_attrs.get("owner") or {}
         mine = self._owner()
         same = all(owner.get(key) == mine[key] for key in ("folder", "host", "pid"))
         return same and not now.state.is_finished()
 
-    def beat(self, claim: Claim) -> bool:
+    def heartbeat(self, claim: Claim) -> bool:
         """Say that this process still runs the trial; False if it does not any more."""
         if not self.holds(claim):
             return False
@@ -226,19 +225,15 @@ class Ledger:
         return [self._record(one) for one in self._trials()]
 
     def _record(self, one: FrozenTrial) -> Record:
-        owner = one.user_attrs.get("owner") or {}
-        done = one.state == TrialState.COMPLETE
         record: Record = finite(
             {
                 "number": one.number,
                 "state": _STATES[one.state],
-                "value": one.value if done else None,
-                "cause": one.user_attrs.get("cause"),
-                "message": one.user_attrs.get("message"),
-                "seconds": one.user_attrs.get("seconds"),
-                "host": owner.get("host"),
+                "value": one.value if one.state == TrialState.COMPLETE else None,
+                **{name: one.user_attrs.get(name) for name in ("cause", "message", "seconds")},
+                "host": (one.user_attrs.get("owner") or {}).get("host"),
                 "folder": f"trials/{one.number:04d}",
-                "params": {name: _decoded(value, name) for name, value in one.params.items()},
+                "params": {name: _decode(value, name) for name, value in one.params.items()},
             }
         )
         return record
@@ -262,7 +257,7 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
     return RDBStorage(url, engine_kwargs=patience)
 
 
-def _opened(open_study: Callable[[], optuna.Study], url: str | None) -> optuna.Study:
+def _open_patiently(open_study: Callable[[], optuna.Study], url: str | None) -> optuna.Study:
     """Two processes that make the tables at once get in each other's way: try a few times."""
     for attempt in range(5):
         try:
@@ -274,12 +269,14 @@ def _opened(open_study: Callable[[], optuna.Study], url: str | None) -> optuna.S
         ) as error:
             hopeless = isinstance(error, ImportError | sqlalchemy.exc.ArgumentError)
             if attempt == 4 or hopeless:
-                raise RookworldError(f"--storage {shown(url)}: {told(error)}") from None
+                raise RookworldError(
+                    f"--storage {without_password(url)}: {reason(error)}"
+                ) from None
             time.sleep(0.5 * (attempt + 1))
     raise AssertionError("the last attempt returns or raises")
 
 
-def shown(url: str | None) -> str:
+def without_password(url: str | None) -> str:
     """A storage's name for others to read: without its password."""
     try:
         return sqlalchemy.make_url(url or "study.db").render_as_string(hide_password=True)
@@ -287,7 +284,7 @@ def shown(url: str | None) -> str:
         return url or "study.db"
 
 
-def told(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """What went wrong with a storage, in one line; Optuna does not say which module it misses."""
     missing = error.__cause__
     if isinstance(missing, ModuleNotFoundError):
@@ -300,7 +297,7 @@ def told(error: Exception) -> str:
 def _folder_id(folder: Path) -> str:
     """A name that two processes share if, and only if, they share the folder itself."""
     path = folder / "folder-id"
-    lock = _waited(folder / "locks" / "folder")
+    lock = _wait_for(folder / "locks" / "folder")
     if not path.exists():
         write_text(path, uuid.uuid4().hex + "\n")
     found = path.read_text(encoding="utf-8").strip()
@@ -308,30 +305,30 @@ def _folder_id(folder: Path) -> str:
     return found
 
 
-def _waited(path: Path) -> Lock:
+def _wait_for(path: Path) -> Lock:
     while (lock := Lock.take(path)) is None:
         time.sleep(0.05)
     return lock
 
 
-def suggested(trial: Trial, name: str, one: Choices | Range) -> Any:
+def suggest(trial: Trial, name: str, one: Choices | Range) -> Any:
     """The trial's value of a setting, drawn if it has none yet."""
     if isinstance(one, Choices):
-        return trial.suggest_categorical(name, [_encoded(value) for value in one.values])
+        return trial.suggest_categorical(name, [_encode(value) for value in one.values])
     if one.whole:
         return trial.suggest_int(name, int(one.low), int(one.high), log=one.log)
     return trial.suggest_float(name, one.low, one.high, log=one.log)
 
 
-def _encoded(value: Any) -> Any:
+def _encode(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, list) else value
 
 
-def _decoded(value: Any, name: str) -> Any:
+def _decode(value: Any, name: str) -> Any:
     return json.loads(value) if len(split(name)) > 1 else value
 
 
-class Planned(BaseSampler):
+class Numbered(BaseSampler):
     """Grid and random search: a trial's settings follow from its number."""
 
     def __init__(self, sweep: SweepFile) -> None:
@@ -346,14 +343,11 @@ class Planned(BaseSampler):
     def sample_independent(
         self, study: Any, trial: FrozenTrial, param_name: str, param_distribution: Any
     ) -> Any:
-        return _encoded(self.sweep.params(trial.number)[param_name])
+        return _encode(self.sweep.params(trial.number)[param_name])
 
 
-class Tpe(BaseSampler):
+class NumberedTpe(Numbered):
     """TPE whose chance depends on the trial's number, not on what its process did before."""
-
-    def __init__(self, sweep: SweepFile) -> None:
-        self.sweep = sweep
 
     def _sampler(self, trial: FrozenTrial, place: int = 0) -> TPESampler:
         # a place for each setting, or all of a trial's would be drawn with the same luck

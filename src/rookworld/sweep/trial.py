@@ -112,14 +112,14 @@ class Training:
                 pass_fds=(lock.fileno(),),
                 start_new_session=True,
             )
-        self.began = time.monotonic()
+        self.started = time.monotonic()
         self._stopping: float | None = None
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self.began
+        return time.monotonic() - self.started
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether it has; one that was asked to stop and does not is killed."""
         if self.process.poll() is not None:
             return True
@@ -137,15 +137,11 @@ class Training:
         if self.process.poll() is None:
             os.killpg(self.process.pid, number)
 
-    def evaluations(self, metric: str) -> list[tuple[int, float]]:
-        """Held-out values after training began, as (step, value)."""
-        return evaluations(self.folder, metric)
-
 
 def evaluations(folder: Path, metric: str) -> list[tuple[int, float]]:
-    found = [
-        (int(one["step"]), eval_value(one, metric)) for one in read_lines(folder / "eval.jsonl")
-    ]
+    """Held-out values after training began, as (step, value)."""
+    lines = read_lines(folder / "eval.jsonl")
+    found = [(int(line["step"]), eval_value(line, metric)) for line in lines]
     return [(step, value) for step, value in found if step > 0 and value == value]
 
 
@@ -183,22 +179,20 @@ def failure(code: int, events: Sequence[Record], errors: Path) -> tuple[Cause, s
     if code == MISTAKE:
         return _mistake(last), last
     if code == INTERRUPTED or -code in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
-        told = "interrupted" if code == INTERRUPTED else f"ended by {signal.Signals(-code).name}"
-        return "killed", f"{told} from outside (the kernel does so when memory runs out)"
+        how = "interrupted" if code == INTERRUPTED else f"ended by {signal.Signals(-code).name}"
+        return "killed", f"{how} from outside (the kernel does so when memory runs out)"
     if code < 0:
         return "bug", f"ended by {signal.Signals(-code).name}; see {errors}"
     return "bug", f"{last}; traceback in {errors}"
 
 
 def _divergence(events: Sequence[Record], message: str) -> Cause:
-    named = [str(one.get("cause")) for one in reversed(events) if one.get("kind") == "stop"]
-    told = named + [cause for cause in CAUSES if f"({cause})" in message]
-    return next((cause for cause in CAUSES if cause in told), "diverged_kl")
+    named = [one.get("cause") for one in events if one.get("kind") == "stop"]
+    found = (cause for cause in CAUSES if cause in named or f"({cause})" in message)
+    return next(found, "diverged_kl")
 
 
 def _mistake(message: str) -> Cause:
     small = message.lower()
-    for cause, words in _MISTAKES:
-        if any(word in small for word in words):
-            return cause
-    return "settings"
+    found = (cause for cause, words in _MISTAKES if any(word in small for word in words))
+    return next(found, "settings")
