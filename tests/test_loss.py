@@ -93,6 +93,32 @@ def random_step(seed: int = 0) -> tuple[Tensor, Batch]:
 STEP_TOTALS = StepTotals(tokens=20, sequences=6, max_tokens=8)
 
 
+def gspo_token_by_definition(logp: Tensor, batch: Batch) -> Tensor:
+    """-min(s A, clip(s) A) / |o| / sequences, s = sg[(Π π/μ)^(1/|o|)] π / sg[π], token by token."""
+    losses = []
+    for row, length in enumerate(batch.mask.sum(-1).tolist()):
+        mine, old = logp[row, :length], batch.old_logp[row, :length]
+        whole = (mine - old).mean().exp().detach()
+        for at in range(length):
+            s = whole * mine[at].exp() / mine[at].exp().detach()
+            advantage = batch.per_token()[row, at]
+            held = torch.minimum(s * advantage, s.clamp(0.8, 1.28) * advantage)
+            losses.append(-held / length / STEP_TOTALS.sequences)
+    return torch.stack(losses)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_token_advantages_that_sum_to_zero_still_teach(name: str) -> None:
+    """What a token is paid must not be spread over its sequence."""
+    logp = torch.full((1, 4), -1.0, dtype=torch.float64, requires_grad=True)
+    advantages = torch.tensor([[1.0, 1.0, -1.0, -1.0]], dtype=torch.float64)
+    batch = Batch(logp, logp.detach(), advantages, torch.ones(1, 4, dtype=torch.bool))
+    totals = StepTotals(tokens=4, sequences=1, max_tokens=4)
+    loss, _ = policy_loss(batch, totals, LossSettings(name=name))
+    (grad,) = torch.autograd.grad(loss.sum(), logp)
+    torch.testing.assert_close(grad, -advantages / 4)
+
+
 @pytest.mark.parametrize("per_token", [False, True])
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradient_equals_finite_differences(name: str, per_token: bool) -> None:
@@ -107,6 +133,10 @@ def test_gradient_equals_finite_differences(name: str, per_token: bool) -> None:
 
     logp = batch.logp.clone().requires_grad_()
     (grad,) = torch.autograd.grad(total(logp), logp)
+    if name == "gspo" and per_token:  # the sequence's ratio is a constant, a token pays for itself
+        slope = torch.autograd.grad(gspo_token_by_definition(logp, batch).sum(), logp)[0]
+        torch.testing.assert_close(grad, slope)
+        return
     if name == "cispo":  # its weight is a constant by definition: the gradient is -min(w, c) A
         weight = batch.log_ratio().exp().clamp(max=1.28)
         expected = torch.where(batch.mask, -weight * batch.per_token(), 0.0) / 20

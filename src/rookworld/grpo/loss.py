@@ -111,11 +111,14 @@ def dr_grpo(batch: Batch, totals: StepTotals, settings: LossSettings) -> tuple[T
 def gspo(batch: Batch, totals: StepTotals, settings: LossSettings) -> tuple[Tensor, Tensor]:
     """Clipped surrogate on the sequence's ratio (geometric mean of its tokens' ratios).
 
+    GSPO-token (Zheng et al. 2025): sg[sequence's ratio] · π_t / sg[π_t]. Where all tokens have the
+    advantage of their sequence that is GSPO; where they have their own, each token is paid its own.
     Sequence ratios stay much nearer to 1 than token ratios: the usual clip is 3e-4, not 0.2.
     """
-    lengths = batch.lengths()
-    ratio = (batch.log_ratio().sum(-1, keepdim=True) / lengths).exp()
-    loss, clipped = _clipped_surrogate(ratio.expand_as(batch.logp), batch, settings)
+    lengths, log_ratio = batch.lengths(), batch.log_ratio()
+    sequence = (log_ratio.sum(-1, keepdim=True) / lengths).detach()
+    ratio = (sequence + log_ratio - log_ratio.detach()).exp()
+    loss, clipped = _clipped_surrogate(ratio, batch, settings)
     return loss / (lengths * totals.sequences), clipped
 
 
