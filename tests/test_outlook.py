@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from rookworld.grpo.advantages import AdvantageSettings, field_advantages, next_worths
+from rookworld.grpo.advantages import (
+    AdvantageSettings,
+    field_advantages,
+    group_advantages,
+    next_worths,
+)
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.rollout.token_values import alternatives, begun_stages
 from rookworld.rollout.types import Answers, Prompt
@@ -101,6 +106,8 @@ def test_credit_by_field_has_the_same_mean_gradient_and_less_noise(baseline: str
     promised = torch.tensor([[[0.8], [0.8], [0.1], [0.1]]], dtype=torch.float64)
     stages = torch.tensor([[[0, 1]] * 4])
     centred = rewards - rewards.mean()
+    if baseline == "rloo":
+        centred = centred * 4 / 3
     settings = AdvantageSettings(baseline=baseline, scale="none")
     paid = field_advantages(rewards, centred, promised, stages, 1.0, settings)
     assert torch.equal(paid[..., 0], centred)
@@ -125,6 +132,27 @@ def test_paid_by_outlook_a_token_earns_what_it_changes() -> None:
     assert paid[0, :, 2].tolist() == pytest.approx([0.2, -0.2])  # +0.3 and -0.1
     # what all its tokens earn is what the answer earns
     assert paid.sum(-1).tolist()[0] == pytest.approx(centred[0].tolist())
+
+
+@pytest.mark.parametrize("paid_by", ["fields", "outlook"])
+def test_leaving_one_out_holds_at_every_stage(paid_by: str) -> None:
+    """By hand: each answer less the mean of the *others* that came as far."""
+    nan = float("nan")
+    rewards = torch.tensor([[0.9, 0.4, 0.2]], dtype=torch.float64)
+    promised = torch.tensor([[[0.8, 0.6], [0.5, 0.5], [0.1, nan]]], dtype=torch.float64)
+    stages = torch.tensor([[[0, 1, 2], [0, 1, 2], [0, 1, 1]]])
+    settings = AdvantageSettings(baseline="rloo", scale="none")
+    centred = group_advantages(rewards, torch.zeros(1), settings)
+    paid = field_advantages(rewards, centred, promised, stages, 1.0, settings, paid_by=paid_by)
+    if paid_by == "fields":
+        first, second = [0.9, 0.4, 0.2], [0.9 - 0.8, 0.4 - 0.5, 0.2 - 0.1]
+    else:
+        first, second = [0.8, 0.5, 0.1], [0.6 - 0.8, 0.5 - 0.5, 0.2 - 0.1]
+    third = [0.9 - 0.6, 0.4 - 0.5]
+    for place, earned in enumerate((first, second, third)):
+        others = [(sum(earned) - one) / (len(earned) - 1) for one in earned]
+        expected = [one - other for one, other in zip(earned, others, strict=True)]
+        assert paid[0, : len(earned), place].tolist() == pytest.approx(expected)
 
 
 def test_paid_by_outlook_the_last_that_came_is_paid_the_reward() -> None:

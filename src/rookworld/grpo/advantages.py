@@ -240,14 +240,22 @@ def field_advantages(
     divisor = SCALES[settings.scale](centred, step_std, settings.std_floor)
     if paid_by == "outlook":
         begun, ends = next_worths(rewards, worths)
-        moved = begun - rewards
-        moved = moved - moved.mean(dim=1, keepdim=True)
-        k = rewards.shape[1]
-        centred = centred + moved * (k / (k - 1) if settings.baseline == "rloo" else 1.0)
-    later = ends - worths
-    later = later - later.nanmean(dim=1, keepdim=True)
+        centred = centred + above_others(begun - rewards, settings)
+    later = above_others(ends - worths, settings)
     by_stage = torch.cat([centred[..., None], later.nan_to_num(0.0)], dim=-1)
     return clipped(by_stage.gather(-1, stages) / divisor[..., None], settings)
+
+
+def above_others(values: Tensor, settings: AdvantageSettings) -> Tensor:
+    """Values [groups, K, ...] less their group's mean; with rloo less the mean of the others.
+
+    NaN neither counts nor is counted; who is alone is above nobody.
+    """
+    away = values - values.nanmean(dim=1, keepdim=True)
+    if settings.baseline != "rloo":
+        return away
+    count = (~values.isnan()).sum(dim=1, keepdim=True)
+    return away * count / (count - 1).clamp_min(1)
 
 
 def next_worths(rewards: Tensor, worths: Tensor) -> tuple[Tensor, Tensor]:
