@@ -93,6 +93,75 @@ def test_k1_in_the_reward_has_the_exact_gradient() -> None:
     assert error(gradient(surrogate)) < 1e-12
 
 
+# --- of sequences: two tokens, three words ------------------------------------------------------
+
+WORDS = 3
+WEIGHTS = torch.tensor(
+    [[0.4, -0.9, 0.6], [1.1, 0.2, -0.5], [-0.7, 0.8, 0.3], [0.1, -0.2, 1.3]], dtype=torch.float64
+)
+"""Logits of the first word, and of the second behind each first."""
+ITS_WEIGHTS = WEIGHTS.flip(0) * 0.7
+
+
+def log_probabilities(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """[9, 2] of both tokens of every sequence, and [9, 2, 3] of all that could stand there."""
+    table = weights.log_softmax(-1)
+    first, second = torch.cartesian_prod(*[torch.arange(WORDS)] * 2).unbind(1)
+    of_all = torch.stack([table[torch.zeros_like(first)], table[1 + first]], 1)
+    ids = torch.stack([first, second], 1)[..., None]
+    return of_all.gather(-1, ids).squeeze(-1), of_all
+
+
+def sequence_gradient(loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    weights = WEIGHTS.clone().requires_grad_()
+    (grad,) = torch.autograd.grad(loss(*log_probabilities(weights)), weights)
+    return grad
+
+
+REF_LOGP, REF_ALL = log_probabilities(ITS_WEIGHTS)
+
+
+def kl_of_sequences(logp: Tensor, of_all: Tensor) -> Tensor:
+    """D(π‖ref) between whole sequences, by the definition."""
+    return (logp.sum(-1).exp() * (logp - REF_LOGP).sum(-1)).sum()
+
+
+def exact_per_token(logp: Tensor, of_all: Tensor) -> Tensor:
+    """What a step averages: the exact KL behind each sampled prefix."""
+    return (logp.sum(-1).exp().detach()[:, None] * EXACT["forward"](of_all, REF_ALL)).sum()
+
+
+def test_the_exact_kl_has_the_value_of_the_sequences_and_the_gradient_of_its_tokens() -> None:
+    """Missing is what an earlier token does to which prefixes are met later."""
+    both = log_probabilities(WEIGHTS)
+    torch.testing.assert_close(exact_per_token(*both), kl_of_sequences(*both))
+    behind = EXACT["forward"](log_probabilities(WEIGHTS)[1], REF_ALL)[:, 1]
+
+    def missing(logp: Tensor, of_all: Tensor) -> Tensor:
+        return (logp.sum(-1).exp().detach() * behind * logp[:, 0]).sum()
+
+    whole, found = sequence_gradient(kl_of_sequences), sequence_gradient(exact_per_token)
+    assert (whole - found).norm() > 0.03 * whole.norm()
+    torch.testing.assert_close(found + sequence_gradient(missing), whole)
+    torch.testing.assert_close(found[1:], whole[1:])  # nothing stands behind the last token
+
+
+def test_k2_has_the_gradient_of_the_exact_kl_per_token() -> None:
+    def loss(logp: Tensor, of_all: Tensor) -> Tensor:
+        k2 = ESTIMATORS["k2"](logp, REF_LOGP)
+        return (logp.sum(-1).exp().detach()[:, None] * k2).sum()
+
+    torch.testing.assert_close(sequence_gradient(loss), sequence_gradient(exact_per_token))
+
+
+def test_k1_in_the_reward_has_the_gradient_of_the_sequences() -> None:
+    def loss(logp: Tensor, of_all: Tensor) -> Tensor:
+        penalty = k1_penalty(logp, REF_LOGP, torch.ones_like(logp))
+        return (logp.sum(-1).exp().detach() * penalty * logp.sum(-1)).sum()
+
+    torch.testing.assert_close(sequence_gradient(loss), sequence_gradient(kl_of_sequences))
+
+
 def test_k1_as_a_loss_is_never_offered() -> None:
     assert KL_TYPES == ("forward", "reverse", "symmetric", "k2", "k3", "k1_reward")
 

@@ -2,9 +2,11 @@
 
 Names follow the flags: `forward` is D(π‖ref) = Σ π (log π - log ref), `reverse` is D(ref‖π),
 `symmetric` their mean; x = log π - log ref of the sampled token. All in nats per token.
-Laws: each is checked against enumeration on a small vocabulary; exact KL and k2 have the gradient
-of D(π‖ref) in expectation; k3 has not and is here for comparison; k1 is only ever part of a reward,
-because as a loss its expected gradient is zero. The exact KL compares the models themselves, at
+Laws: each is checked against enumeration on a small vocabulary. Exact KL and k2 have, in
+expectation, the gradient of D(π‖ref) of each token behind its prefix; what a token does to the
+prefixes met later is not in it. Only k1, as a part of the reward, has the gradient of D(π‖ref)
+between sequences; as a loss its expected gradient is zero, so it is never one. k3 has another
+gradient and is here for comparison. The exact KL compares the models themselves, at
 temperature 1 and uncut, so its unit does not move with the sampling settings.
 """
 
