@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 Cause = Literal["diverged_kl", "non_finite", "entropy_collapse", "format_collapse"]
 Falling = Literal["train_trend", "held_out_trend"]
-"""Where the reward fell while the loss rose."""
+"""Where the reward fell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,8 @@ class StepHealth:
     all_rewards_negative: bool = False
     open_ended: bool = True
     """Whether several answers may be right: where one is, a sure policy has not collapsed."""
+    settled: bool = True
+    """Whether rewards are on their final scale: while they warm up a fall says nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,8 @@ class EvalHealth:
     step: int
     reward: float
     format: float
+    error: float = math.nan
+    """Standard error of the reward; NaN: not known, so a fall says nothing."""
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 It decides and the loop obeys. Rules, first that fits: a loss or gradient that is not finite skips
 the update, several in a row restore; a KL over its limit restores; entropy under its floor for a
-while restores; a gradient-norm spike skips. At an evaluation, lost format validity restores. Reward
-falling while loss rises, check after check, halves the learning rate. A restore too many stops the
-run with a diagnosis that names one of four causes and what to try.
+while restores; a gradient-norm spike skips. At an evaluation, lost format validity restores. A
+reward that fell by more than its noise can explain halves the learning rate; the loss is no
+evidence, since it measures no progress. A restore too many stops the run with a diagnosis that names
+one of four causes and what to try.
 
 Laws: pure numbers in, decisions out; no clock, no chance, so a resumed run decides the same. What
 the guard has learnt (recoveries, rate cuts) is for good: it is saved with a checkpoint but never
@@ -18,7 +19,7 @@ import copy
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from rookworld.grpo.decisions import (
@@ -67,12 +68,11 @@ class GuardSettings:
     """Fall of held-out format validity below its best that makes a collapse; 0 = off."""
     grad_spike_factor: float = 20.0
     """A gradient norm this many times the running median is skipped; 0 = off."""
-    trend_checks: int = 3
-    """Checks in a row with reward falling and loss rising that halve the rate; 0 = off."""
-    trend_window: int = 10
-    """Steps averaged into one check of the training reward."""
-    trend_tolerance: float = 0.01
-    """The reward must have fallen by more than this over those checks."""
+    trend_errors: float = 5.0
+    """Standard errors by which a reward must have fallen to halve the rate; 0 = off. Asked at every
+    step, so 2 would be noise; at 5 a run of 1,000 steps has its rate halved by chance 1 in 1,000."""
+    trend_window: int = 30
+    """Steps of training reward that are compared with as many before them."""
     max_consecutive_nans: int = 5
     """Non-finite steps in a row that lead to a restore."""
     max_recoveries: int = 3
@@ -87,26 +87,10 @@ class GuardSettings:
                 "usually 0.1 to 0.5"
             )
         least = {"max_recoveries": 0, "max_consecutive_nans": 1}
-        least |= {"trend_window": 1, "entropy_patience": 1}
+        least |= {"trend_window": 2, "entropy_patience": 1}
         for name, floor in least.items():
             if getattr(self, name) < floor:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {floor}")
-
-
-@dataclass
-class Trend:
-    """Checks in a row in which the reward fell and the loss rose."""
-
-    last: list[float] = field(default_factory=list)
-    """Reward and loss of the check before; empty before the first."""
-    streak: int = 0
-    fallen: float = 0.0
-
-    def check(self, reward: float, loss: float) -> None:
-        worse = bool(self.last) and reward < self.last[0] and loss > self.last[1]
-        self.fallen = self.fallen + self.last[0] - reward if worse else 0.0
-        self.streak = self.streak + 1 if worse else 0
-        self.last = [reward, loss]
 
 
 @dataclass
@@ -123,18 +107,14 @@ class Memory:
     warned: list[str] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    eval_loss_sum: float = 0.0
-    eval_loss_steps: int = 0
-    train_trend: Trend = field(default_factory=Trend)
-    held_out_trend: Trend = field(default_factory=Trend)
+    """Training rewards of two windows."""
+    best_reward: list[float] = field(default_factory=list)
+    """Best held-out reward and its standard error; empty before the first."""
 
     def forget_recent(self) -> None:
-        """Streaks of a state that is gone do not count against the restored one."""
-        self.nans = self.low_entropy = self.eval_loss_steps = 0
-        self.eval_loss_sum = 0.0
-        self.warned, self.rewards, self.losses = [], [], []
-        self.train_trend, self.held_out_trend = Trend(), Trend()
+        """What belongs to a state that is gone does not count against the restored one."""
+        self.nans = self.low_entropy = 0
+        self.warned, self.rewards, self.best_reward = [], [], []
 
 
 class Guard:
@@ -165,9 +145,8 @@ class Guard:
         return {**asdict(self._memory), "kl": self._kl.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        values = {name: value for name, value in state.items() if name != "kl"}
-        for name in ("train_trend", "held_out_trend"):
-            values[name] = Trend(**values[name])
+        known = {one.name for one in fields(Memory)}
+        values = {name: value for name, value in state.items() if name in known}
         self._memory = Memory(**copy.deepcopy(values))
         self._kl.load_state_dict(state["kl"])
 
@@ -224,11 +203,7 @@ class Guard:
             what = f"held-out format validity is {health.format:.4g}, best was {best:.4g}"
             return self._restore(health.step, "format_collapse", what, health.format, best - drop)
         memory.best_format = max(best, health.format)
-        if memory.eval_loss_steps == 0:
-            return Ruling(Continue())
-        memory.held_out_trend.check(health.reward, memory.eval_loss_sum / memory.eval_loss_steps)
-        memory.eval_loss_sum, memory.eval_loss_steps = 0.0, 0
-        return self._halve_if_falling(health.step, memory.held_out_trend, "held_out_trend")
+        return self._held_out_trend(health)
 
     def _over(self, kl: float, share: float) -> bool:
         return self.kl_limit > 0 and kl >= share * self.kl_limit
@@ -288,34 +263,57 @@ class Guard:
         return tuple(event_of(health.step, "warning", c, *conditions[c][1:]) for c in sorted(begun))
 
     def _continue(self, health: StepHealth, events: tuple[Event, ...]) -> Ruling:
-        memory = self._memory
         self._kl.accept(health.kl)
-        memory.eval_loss_sum += health.loss
-        memory.eval_loss_steps += 1
-        memory.rewards.append(health.reward_mean)
-        memory.losses.append(health.loss)
-        sound = not {"kl_near_limit", "entropy_low"} & set(memory.warned)
-        if len(memory.rewards) < self.settings.trend_window:
-            return Ruling(Continue(), events, sound)
-        memory.train_trend.check(statistics.fmean(memory.rewards), statistics.fmean(memory.losses))
-        memory.rewards, memory.losses = [], []
-        ruling = self._halve_if_falling(health.step, memory.train_trend, "train_trend")
+        sound = not {"kl_near_limit", "entropy_low"} & set(self._memory.warned)
+        ruling = self._train_trend(health)
         return Ruling(ruling.decision, (*events, *ruling.events), sound)
 
     # --- answering ---
 
-    def _halve_if_falling(self, step: int, trend: Trend, reason: Falling) -> Ruling:
-        wanted = self.settings.trend_checks
-        if wanted <= 0 or trend.streak < wanted or trend.fallen <= self.settings.trend_tolerance:
+    def _train_trend(self, health: StepHealth) -> Ruling:
+        """Halve the rate when the last window of rewards is clearly under the one before it."""
+        memory, window = self._memory, self.settings.trend_window
+        memory.rewards = [*memory.rewards, health.reward_mean][-2 * window :]
+        if not health.settled:
+            memory.rewards = []
+        if len(memory.rewards) < 2 * window:
+            return Ruling(Continue())
+        before, after = memory.rewards[:window], memory.rewards[window:]
+        # floats at once: `statistics.variance` adds fractions, a millisecond a step
+        means = [math.fsum(part) / window for part in (before, after)]
+        away = (r - m for part, m in zip((before, after), means, strict=True) for r in part)
+        error = math.sqrt(math.fsum(r * r for r in away) / (window - 1) / window)
+        ruling = self._halve_if_fallen(health.step, means[0] - means[1], error, "train_trend")
+        if isinstance(ruling.decision, HalveRate):
+            memory.rewards = []
+        return ruling
+
+    def _held_out_trend(self, health: EvalHealth) -> Ruling:
+        """Halve the rate when the held-out reward is clearly under its best."""
+        memory, now = self._memory, [health.reward, health.error]
+        if not memory.best_reward or health.reward >= memory.best_reward[0]:
+            memory.best_reward = now
+            return Ruling(Continue())
+        best, its_error = memory.best_reward
+        error = math.hypot(its_error, health.error)
+        ruling = self._halve_if_fallen(health.step, best - health.reward, error, "held_out_trend")
+        if isinstance(ruling.decision, HalveRate):
+            memory.best_reward = now
+        return ruling
+
+    def _halve_if_fallen(self, step: int, fallen: float, error: float, reason: Falling) -> Ruling:
+        limit = self.settings.trend_errors
+        # an error that is not known (NaN) fits no comparison
+        if not (limit > 0 and fallen > 0 and fallen > limit * error):
             return Ruling(Continue())
         self._memory.lr_scale *= 0.5
         where = "training" if reason == "train_trend" else "held-out"
+        sure = fallen / error if error > 0 else math.inf
         message = (
-            f"{where} reward fell by {trend.fallen:.4g} while the loss rose, {trend.streak} checks "
-            f"in a row: learning rate halved, now {self.lr_scale:.4g} of its schedule"
+            f"{where} reward fell by {fallen:.4g}, {sure:.3g} standard errors: "
+            f"learning rate halved, now {self.lr_scale:.4g} of its schedule"
         )
-        event = event_of(step, "rate_halved", reason, message, trend.fallen, lr_scale=self.lr_scale)
-        trend.streak, trend.fallen = 0, 0.0
+        event = event_of(step, "rate_halved", reason, message, sure, limit, lr_scale=self.lr_scale)
         return Ruling(HalveRate(reason), (event,))
 
     def _restore(self, step: int, cause: Cause, what: str, value: float, limit: float) -> Ruling:

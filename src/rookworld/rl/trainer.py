@@ -161,6 +161,7 @@ def learn(
             reward_mean=rewards["reward/mean"],
             all_rewards_negative=rewards["reward/max"] < 0,
             open_ended=settings.mix_env_ratio < 1,
+            settled=state.step >= settings.reward_warmup_steps,
         )
         rulings.append(state.guard.check_step(health))
         apply(state, rulings[-1], settings, found.norm)
