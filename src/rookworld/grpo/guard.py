@@ -4,8 +4,8 @@ It decides and the loop obeys. Rules, first that fits: a loss or gradient that i
 the update, several in a row restore; a KL over its limit restores; entropy under its floor for a
 while restores; a gradient-norm spike skips. At an evaluation, lost format validity restores. A
 reward that fell by more than its noise can explain halves the learning rate; the loss is no
-evidence, since it measures no progress. A restore too many stops the run with a diagnosis that names
-one of four causes and what to try.
+evidence, since it measures no progress. A restore too many stops the run with a diagnosis that
+names one of four causes and what to try.
 
 Laws: pure numbers in, decisions out; no clock, no chance, so a resumed run decides the same. What
 the guard has learnt (recoveries, rate cuts) is for good: it is saved with a checkpoint but never
@@ -70,7 +70,7 @@ class GuardSettings:
     """A gradient norm this many times the running median is skipped; 0 = off."""
     trend_errors: float = 5.0
     """Standard errors by which a reward must have fallen to halve the rate; 0 = off. Asked at every
-    step, so 2 would be noise; at 5 a run of 1,000 steps has its rate halved by chance 1 in 1,000."""
+    step, so 2 would be noise; at 5, 1 in 1,000 runs of 1,000 steps is halved by chance."""
     trend_window: int = 30
     """Steps of training reward that are compared with as many before them."""
     max_consecutive_nans: int = 5
