@@ -153,7 +153,7 @@ def test_lost_format_on_held_out_rows_restores_then_stops() -> None:
 
 
 def noisy_rewards(seed: int, steps: int, fall_at: int | None = None) -> list[float]:
-    """Mean reward of 8 prompts x 8 answers a step; from `fall_at` on it sinks by 0.2 in 40 steps."""
+    """Mean reward of 8 prompts x 8 answers a step; from `fall_at` on it sinks by 0.2 in 40."""
     chance = random.Random(seed)
     rewards = []
     for step in range(steps):
