@@ -22,7 +22,8 @@ from torch import Tensor
 from rookworld.cli.train import read_rows
 from rookworld.rl import credit, forward, update
 from rookworld.rl.metrics import Clock
-from rookworld.rl.overlap import gather
+from rookworld.rl.overlap import collect_groups
+from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import State, new_state
 from rookworld.rollout.collector import Collected
@@ -51,9 +52,8 @@ def main(model: str, batches: int, batch_size: int) -> None:
     state = new_state(settings, read_rows(settings.data), device)
     found: dict[str, list[dict[str, Tensor]]] = {credit: [] for credit in CREDITS}
     for _ in range(batches):
-        collected = gather(state, settings, None, Clock(device))
+        collected = collect_groups(state, settings, None, Clock(device), StepScratch())
         state.step += 1
-        state.known.clear()  # every credit makes packs of its own
         for paid in CREDITS:
             found[paid].append(gradients(state, collected, replace(settings, credit=paid)))
     weights = dict(state.learner.model.named_parameters())
@@ -76,7 +76,7 @@ def gradients(state: State, collected: Collected, settings: TrainSettings) -> di
     credit.set_advantages(micros, learner, settings, state.running, None, 0.0)
     totals = update.totals_of(micros, max(micro.pack.width for micro in micros))
     assert totals is not None
-    update.gradient(micros, learner, totals, settings, update.Coefs(kl=0.0, agreement=0.0))
+    update.gradient(micros, learner, totals, settings, update.Coefs(0.0, 0.0), StepScratch())
     named = learner.model.named_parameters()
     return {name: weight.grad.clone() for name, weight in named if weight.grad is not None}
 

@@ -25,7 +25,8 @@ from rookworld.model.weights import save_model
 from rookworld.pretrain.sources import pick_tokenizer
 from rookworld.rl import forward, update
 from rookworld.rl.metrics import Clock
-from rookworld.rl.overlap import gather
+from rookworld.rl.overlap import collect_groups
+from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import State, new_state, reward_rules, sampling
 from rookworld.rl.trainer import learn
@@ -66,8 +67,9 @@ def timed(state: State, settings: TrainSettings, repeats: int) -> tuple[float, d
     parts: dict[str, list[float]] = {}
     for repeat in range(repeats + 1):
         clock = Clock(state.learner.model.device)
-        collected = gather(state, settings, None, clock)
-        metrics, _ = learn(state, collected, settings, clock)
+        scratch = StepScratch()
+        collected = collect_groups(state, settings, None, clock, scratch)
+        metrics, _ = learn(state, collected, scratch, settings, clock)
         alone = measured_alone(state, settings, collected.groups)
         if repeat:  # the first of each warms up
             whole.append(metrics["time/step_s"])
@@ -105,7 +107,7 @@ def measured_alone(
     def learn() -> None:
         forward.prepare(groups, state.learner, settings, state.tokenizer.eos)
         update.gradient(
-            micros, state.learner, totals, settings, update.Coefs(kl=0.02, agreement=0.0)
+            micros, state.learner, totals, settings, update.Coefs(0.02, 0.0), StepScratch()
         )
         state.learner.model.zero_grad(set_to_none=True)
 

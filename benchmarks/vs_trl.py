@@ -38,7 +38,8 @@ from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder, save_model
 from rookworld.pretrain.sources import pick_tokenizer
 from rookworld.rl.metrics import Clock, peak_memory_mb
-from rookworld.rl.overlap import gather
+from rookworld.rl.overlap import collect_groups
+from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import new_state
 from rookworld.rl.trainer import learn
@@ -249,8 +250,9 @@ def ours(case: Case) -> None:
     for _ in range(case.steps + 1):
         await_turn()
         clock = Clock(device)
-        collected = gather(state, settings, None, clock)
-        metrics, _ = learn(state, collected, settings, clock)
+        scratch = StepScratch()
+        collected = collect_groups(state, settings, None, clock, scratch)
+        metrics, _ = learn(state, collected, scratch, settings, clock)
         parts = {name: metrics[f"time/{name}_s"] for name in PARTS}
         tell(metrics["time/step_s"], metrics["tokens/mean_length"], device, parts)
         state.step += 1

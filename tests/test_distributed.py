@@ -23,7 +23,8 @@ from rookworld.model.gpt2 import GPT2
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.rl.metrics import Clock
-from rookworld.rl.overlap import gather
+from rookworld.rl.overlap import collect_groups
+from rookworld.rl.scratch import StepScratch
 from rookworld.rl.state import new_state
 from rookworld.rl.trainer import learn, train
 from rookworld.runtime import distributed
@@ -208,8 +209,9 @@ def steps_with_a_nan_on_one_rank(model: str, folder: str, shard: bool) -> None:
     for number in range(4):
         if number == 2 and distributed.rank() == 1:
             state.learner.model.ln_f.register_forward_hook(spoilt)
-        collected = gather(state, settings, None, Clock(device))
-        _, ruling = learn(state, collected, settings, Clock(device))
+        scratch = StepScratch()
+        collected = collect_groups(state, settings, None, Clock(device), scratch)
+        _, ruling = learn(state, collected, scratch, settings, Clock(device))
         decisions.append(type(ruling.decision).__name__)
         state.step += 1
     kept = {"decisions": decisions, "weights": list(state.learner.whole.parameters())}

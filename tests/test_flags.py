@@ -20,7 +20,8 @@ from rookworld.model.weights import load_model
 from rookworld.rl import credit, forward, overlap, state, update
 from rookworld.rl.forward import Learner
 from rookworld.rl.metrics import Clock
-from rookworld.rl.overlap import gather, may_look_ahead, scoring_workers
+from rookworld.rl.overlap import collect_groups, may_look_ahead, scoring_workers
+from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import (
     State,
@@ -180,12 +181,12 @@ def first_step(flags: str, model: Path) -> tuple[State, TrainSettings]:
     args = f"--model {model} {SMALL} {flags}".split()
     settings = read_settings(args, "rookworld train")
     state = new_state(settings, tiny_rows(), torch.device("cpu"))
-    collected = gather(state, settings, None, Clock(torch.device("cpu")))
+    collected = collect_groups(state, settings, None, Clock(torch.device("cpu")), StepScratch())
     micros = forward.prepare(collected.groups, state.learner, settings, state.tokenizer.eos)
     credit.set_advantages(micros, state.learner, settings, state.running, None, 0.1)
     totals = update.totals_of(micros, 8)
     assert totals is not None
-    update.gradient(micros, state.learner, totals, settings, update.Coefs(kl=0.1, agreement=0.0))
+    update.gradient(micros, state.learner, totals, settings, update.Coefs(0.1, 0.0), StepScratch())
     return state, settings
 
 
@@ -429,7 +430,7 @@ def test_content_counts_more_and_more_while_rewards_warm_up(
     settings = read_settings(args, "rookworld train")
     state = new_state(settings, tiny_rows(), torch.device("cpu"))
     for state.step in (0, 50, 100, 200):
-        gather(state, settings, None, Clock(torch.device("cpu")))
+        collect_groups(state, settings, None, Clock(torch.device("cpu")), StepScratch())
     assert progress == [0.0, 0.5, 1.0, 1.0]
 
 

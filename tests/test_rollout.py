@@ -21,7 +21,8 @@ from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.rl import forward
 from rookworld.rl.batch import laid, micro_packs, pack
-from rookworld.rl.forward import Known, Learner, look_ahead, prepare
+from rookworld.rl.forward import Learner, prepare, reference_ahead
+from rookworld.rl.scratch import StepScratch
 from rookworld.rollout.collector import Collector, Prompts, collect, prompt_text
 from rookworld.rollout.token_values import begun_stages
 from rookworld.runtime.errors import DataError
@@ -131,17 +132,17 @@ def test_what_is_found_out_meanwhile_is_of_the_same_answers(
     prompts = Prompts(tiny_rows(), tokenizer, 0.5, seed=0).take(6)
     plain = collector.groups(prompts, step=0, progress=1.0)
     for count in (4, 6):  # some groups may be left out after they were judged
-        known = Known()
-        look = partial(look_ahead, learner, settings, tokenizer.eos, known)
+        scratch = StepScratch()
+        look = partial(reference_ahead, learner, settings, tokenizer.eos, scratch)
         looked = replace(collector, meanwhile=look).groups(prompts, step=0, progress=1.0)
-        assert set(known.states) == {prompt.key for prompt in prompts}
+        assert set(scratch.ref_hidden) == {prompt.key for prompt in prompts}
         expected = prepare(plain[:count], learner, settings, tokenizer.eos)
         with monkeypatch.context() as patched:
             patched.delattr(forward, "reference_pass")  # nothing is left for it to find out
             if count == 6:
                 patched.delattr(forward, "pack")
-            found = prepare(looked[:count], learner, settings, tokenizer.eos, known)
-        assert len(found) > 1 and not known.states and not known.packs
+            found = prepare(looked[:count], learner, settings, tokenizer.eos, scratch)
+        assert len(found) > 1 and not scratch.ref_hidden and not scratch.batches
         for mine, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(mine.ref_hidden, theirs.ref_hidden, atol=1e-5, rtol=1e-4)
             assert torch.equal(mine.pack.targets, theirs.pack.targets)

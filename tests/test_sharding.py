@@ -12,7 +12,8 @@ import child_process
 from rookworld.model import sharding
 from rookworld.model.checkpoint import Checkpoint
 from rookworld.rl.metrics import Clock
-from rookworld.rl.overlap import gather
+from rookworld.rl.overlap import collect_groups
+from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import load_named, new_state
 from rookworld.rl.trainer import learn
@@ -87,7 +88,9 @@ def two_steps_in_shares(model: str, folder: str) -> None:
     device = distributed.start("cpu")
     state = new_state(settings, tiny_rows(), device)
     for _ in range(2):
-        learn(state, gather(state, settings, None, Clock(device)), settings, Clock(device))
+        scratch = StepScratch()
+        collected = collect_groups(state, settings, None, Clock(device), scratch)
+        learn(state, collected, scratch, settings, Clock(device))
         state.step += 1
     reference = state.learner.reference
     made = {f"reference.{n}": torch.full(p.shape, 0.5) for n, p in reference.named_parameters()}

@@ -20,7 +20,8 @@ from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.rl import overlap
 from rookworld.rl.metrics import Clock, Metrics
-from rookworld.rl.overlap import gather
+from rookworld.rl.overlap import collect_groups
+from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import State, new_state, reference_device
 from rookworld.rl.trainer import Hooks, follow_reference, learn, lr_at, together, train
@@ -53,8 +54,9 @@ PROMISED = (
 
 def step(state: State, settings: TrainSettings) -> tuple[Collected, Metrics, Ruling]:
     clock = Clock(CPU)
-    collected = gather(state, settings, None, clock)
-    metrics, ruling = learn(state, collected, settings, clock)
+    scratch = StepScratch()
+    collected = collect_groups(state, settings, None, clock, scratch)
+    metrics, ruling = learn(state, collected, scratch, settings, clock)
     state.step += 1
     return collected, metrics, ruling
 
@@ -79,7 +81,7 @@ def test_policy_sampler_and_reference_are_one_before_the_first_update(
 def test_what_is_done_while_others_score_changes_nothing(
     warm_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, updates: int
 ) -> None:
-    """The reference's passes and the drills, as beside a GPU."""
+    """The reference's passes and the distillation, as beside a GPU."""
     settings = tiny_settings(
         warm_folder, tmp_path, agreement_coef=1.0, agreement_prompts=6, updates_per_rollout=updates
     )
@@ -89,10 +91,9 @@ def test_what_is_done_while_others_score_changes_nothing(
         settings = replace(settings, score_workers=int(ahead))
         state = new_state(settings, tiny_rows(), CPU)
         measured = [step(state, settings)[1] for _ in range(3)]
-        assert state.begun is None
         found.append((measured, [p.detach().clone() for p in state.learner.model.parameters()]))
     (plain, weights), (ahead_of, others) = found
-    assert plain[2]["loss/agreement"] == pytest.approx(ahead_of[2]["loss/agreement"], rel=1e-5)
+    assert plain[2]["distill/loss"] == pytest.approx(ahead_of[2]["distill/loss"], rel=1e-5)
     assert relative(others, weights) < 1e-5
 
 
@@ -112,9 +113,9 @@ def test_a_sampler_that_is_not_the_trainer_is_refused(
     settings = tiny_settings(warm_folder, tmp_path)
     state = new_state(settings, tiny_rows(), CPU)
     clock = Clock(CPU)
-    collected = gather(state, settings, None, clock)
+    collected = collect_groups(state, settings, None, clock, StepScratch())
     with pytest.raises(RookworldError, match="nats a token off the trainer's"):
-        learn(state, collected, replace(settings, temperature=1.5), clock)
+        learn(state, collected, StepScratch(), replace(settings, temperature=1.5), clock)
 
 
 def test_a_broken_model_is_refused_before_anything_is_trained(

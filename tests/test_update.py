@@ -24,7 +24,8 @@ from rookworld.model.weights import load_model
 from rookworld.rl import credit, forward, update
 from rookworld.rl.batch import lined, pack, packed
 from rookworld.rl.forward import Learner, Micro
-from rookworld.rl.self_distill import Drill
+from rookworld.rl.scratch import StepScratch
+from rookworld.rl.self_distill import Distiller
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import new_value_head
 from rookworld.rl.update import Gradient
@@ -126,15 +127,17 @@ def computed(
         parameter.grad = None
     micros = forward.prepare(groups, learner, settings, eos=0)
     credit.set_advantages(micros, learner, settings, RunningMeans(), None, KL_COEF)
-    drills = []
+    scratch = StepScratch()
     if settings.agreement_coef > 0:
         fens = [row.fen for row in tiny_rows(8, 0)]
-        drills = Drill(fens, learner, tiny_tokenizer(), settings).at(0)
+        scratch.distill_batches = Distiller(fens, learner, tiny_tokenizer(), settings).batches(0)
     totals = update.totals_of(micros, longest=20)
     assert totals is not None
     coefs = coefs_of(settings)
-    begun = update.drilled(drills, learner, settings, coefs.agreement) if ahead else None
-    found = update.gradient(micros, learner, totals, settings, coefs, drills, begun)
+    if ahead:
+        update.distill(scratch, learner, settings, coefs.distill)
+    found = update.gradient(micros, learner, totals, settings, coefs, scratch)
+    assert scratch.distill_loss is None
     gradients = [p.grad.clone() for p in learner.parameters() if p.grad is not None]
     return found, gradients, micros
 
@@ -296,7 +299,7 @@ def test_choices_of_answers_beyond_the_cap_teach_nothing(
         micro.kept = torch.zeros(micro.pack.count, dtype=torch.bool)
     for parameter in learner.parameters():
         parameter.grad = None
-    update.gradient(micros, learner, totals, settings, update.Coefs(kl=0.0, agreement=0.0))
+    update.gradient(micros, learner, totals, settings, update.Coefs(0.0, 0.0), StepScratch())
     assert not any(p.grad.any() for p in learner.model.parameters() if p.grad is not None)
 
 
@@ -343,7 +346,7 @@ def test_gradient_is_the_same_however_a_step_is_cut(
     assert cut.entropy == pytest.approx(whole.entropy)
 
 
-def test_the_weight_of_agreement_is_that_of_the_step(
+def test_the_weight_of_distillation_is_that_of_the_step(
     learner: Learner, groups: list[Group], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not that of the settings: it falls over a run."""
@@ -358,14 +361,14 @@ def test_the_weight_of_agreement_is_that_of_the_step(
     assert relative(found[0], mean) > 1e-2
 
 
-def test_drilling_may_come_before_the_answers(
+def test_distillation_may_come_before_the_answers(
     learner: Learner, groups: list[Group], tmp_path: Path
 ) -> None:
     settings = settings_of(tmp_path, agreement_coef=2.0, agreement_prompts=5)
     after, expected, _ = computed(groups, learner, settings)
     before, found, _ = computed(groups, learner, settings, ahead=True)
     assert relative(found, expected) < 1e-6
-    assert before.agreement == after.agreement > 0
+    assert before.distill_loss == after.distill_loss > 0
 
 
 def test_value_head_never_touches_the_policys_gradient(

@@ -1,12 +1,9 @@
-"""Learning what a frozen model's own lists agree on.
+"""Targets for a list of moves that is written one by one, from how often a teacher lists each.
 
-A list is written thing by thing, and each is what suits its place; what many lists of one model
-hold between them is better than any of them. Where a list goes on, its target is how often each
-thing stands in the frozen model's lists, sharpened, less what this list has named already.
-The first thing of a list is not what is safe to name but what is best, so its target is how often
-each stands first. Laws: the target is that by enumeration; no gradient reaches the lists; where
-nothing is left to name the target is the end of the list. Left out: targets that lean towards what
-rewards know, which were no better in short runs (docs/experiments.md).
+The target of the next move is proportional to a power of its frequency, less what this list has
+named already; of the first move, to how often it stands first. Laws: the target is that by
+enumeration; no gradient reaches the lists; where nothing is left to name, the target is the list's
+end. Left out: targets that lean towards rewards, which were no better (docs/experiments.md).
 """
 
 from __future__ import annotations
@@ -19,18 +16,17 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Agreed:
-    """Rows of a pass at which a list began, went on or ended, and what should have been there."""
+class ListTargets:
+    """Rows of a pass at which a list begins, goes on or ends, and what should stand there."""
 
     rows: Tensor
     """[n] which of the pass's rows."""
     lines: Tensor
-    """[n] the line of `scores` a row belongs to."""
+    """[n] the line of `logits` a row belongs to."""
     named: Tensor
     """[n, names] what the row's list held before, filled up with `end`."""
-    scores: Tensor
-    """[lines, vocabulary] logarithms of how often each id may be there in the frozen model's lists,
-    times how sharp the target is to be; -inf: it must not be."""
+    logits: Tensor
+    """[lines, vocabulary] of each id's target before anything is named; -inf: it must not be."""
     weights: Tensor
     """[n] how much a row counts."""
     ends: Tensor
@@ -38,56 +34,78 @@ class Agreed:
     end: int
     """The id that ends a list."""
 
-    def target(self) -> Tensor:
+    def logp(self) -> Tensor:
         """[n, vocabulary] how each row should go on; log-probabilities."""
-        scores = self.scores[self.lines].scatter(1, self.named, -torch.inf)
-        over = torch.full_like(scores[:1], -torch.inf)
+        logits = self.logits[self.lines].scatter(1, self.named, -torch.inf)
+        over = torch.full_like(logits[:1], -torch.inf)
         over[:, self.end] = 0.0
-        return torch.where(self.ends[:, None], over, scores).log_softmax(-1)
+        return torch.where(self.ends[:, None], over, logits).log_softmax(-1)
 
 
-def sharpened(shares: Tensor, power: float) -> Tensor:
-    """Scores of a target that is proportional to `shares` to that power."""
-    return torch.where(shares > 0, power * shares.log(), -torch.inf)
+def power_logits(frequencies: Tensor, power: float) -> Tensor:
+    """Logits of a distribution proportional to `frequencies` to that power."""
+    return torch.where(frequencies > 0, power * frequencies.log(), -torch.inf)
 
 
-def raced(scores: Tensor, waits: Tensor, count: int) -> Tensor:
-    """[n, count] different places of `scores` [n, things], drawn in turn by their exponentials.
+def sample_without_replacement(logits: Tensor, waits: Tensor, count: int) -> Tensor:
+    """[n, count] different places of `logits` [n, things], drawn in turn by their exponentials.
 
     `waits` [n, things] are Exp(1) noise; whatever is -inf comes behind all others.
     """
-    return (waits.log() - scores).topk(count, largest=False).indices
+    return (waits.log() - logits).topk(count, largest=False).indices
 
 
-def continued(
+def draw_lists(
+    moves: Tensor,
+    frequencies: Tensor,
+    waits: Tensor,
+    powers: tuple[float, float],
+    length: int,
+    end: int,
+) -> Tensor:
+    """[n, length] a list of each position, drawn from its targets; filled up with `end`.
+
+    `moves` and `frequencies` are [n, 2, kept] (first in a list; anywhere), `waits` [n, 2 * kept].
+    """
+    kept = moves.shape[2]
+    first = power_logits(frequencies[:, 0], powers[0])
+    best = moves[:, 0].gather(1, sample_without_replacement(first, waits[:, :kept], 1))
+    later = power_logits(frequencies[:, 1], powers[1])
+    later = torch.where(moves[:, 1] == best, -torch.inf, later)
+    places = sample_without_replacement(later, waits[:, kept:], length - 1)
+    lists = torch.cat((best, moves[:, 1].gather(1, places)), 1)
+    count = (frequencies[:, 1] > 0).sum(1, keepdim=True)
+    return torch.where(torch.arange(length, device=moves.device) < count, lists, end)
+
+
+def continuation_rows(
     tokens: Tensor,
     sequences: Tensor,
     places: Tensor,
-    listable: Tensor,
+    is_move: Tensor,
     counts: Tensor,
     end: int,
     since: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rows of a list from place `since` on, what it holds before them, and where it should end.
 
-    Of `tokens` [answers, places] the first ones are a list as far as they are `listable`
-    [vocabulary]; `counts` [answers] is how many a list should hold, 0 where there should be none.
-    Rows are given by their answers (`sequences`) and `places`; `end` fills up what is held.
+    Of `tokens` [answers, places] the first ones are a list as far as `is_move` [vocabulary] says;
+    `counts` [answers] is how many a list should hold, 0 where there should be none. Rows are given
+    by their answers (`sequences`) and `places`; `end` fills up what is held.
     """
     longest = tokens.shape[1]
-    whole = listable[tokens].cumprod(1).bool()
+    whole = is_move[tokens].cumprod(1).bool()
     inside = (places >= since) & (places < longest)
-    begun = (places == 0) | whole[sequences, (places - 1).clamp(0, longest - 1)]
-    rows = (inside & begun & (counts[sequences] > 0)).nonzero().squeeze(1)
+    goes_on = (places == 0) | whole[sequences, (places - 1).clamp(0, longest - 1)]
+    rows = (inside & goes_on & (counts[sequences] > 0)).nonzero().squeeze(1)
     held, before = tokens[sequences[rows]], places[rows]
     earlier = torch.arange(longest, device=tokens.device) < before[:, None]
     return rows, torch.where(earlier, held, end), before >= counts[sequences[rows]]
 
 
-def agreement_kl(hidden: Tensor, head: Tensor, agreed: Agreed) -> Tensor:
-    """[n] how far what the rows would go on with is from what they should, in nats, weighted."""
-    logp = F.linear(hidden[agreed.rows], head).float().log_softmax(-1)
-    target = agreed.target()
-    share = target.exp()
-    apart = (share * (torch.where(share > 0, target, 0.0) - logp)).sum(-1)
-    return agreed.weights * apart
+def distillation_kl(hidden: Tensor, head: Tensor, targets: ListTargets) -> Tensor:
+    """[n] KL(target || policy) at each row of a list, in nats, weighted."""
+    logp = F.linear(hidden[targets.rows], head).float().log_softmax(-1)
+    target = targets.logp()
+    p = target.exp()
+    return targets.weights * (p * (torch.where(p > 0, target, 0.0) - logp)).sum(-1)

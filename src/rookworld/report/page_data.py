@@ -74,9 +74,9 @@ PANELS = (
     ),
     Panel(
         title="KL weight",
-        metrics=("kl/coef", "agreement/coef"),
+        metrics=("kl/coef", "distill/coef", "agreement/coef"),
         smooth=False,
-        help="Weight of the KL in the loss, and of agreement where it is asked for.",
+        help="Weight of the KL in the loss, and of self-distillation where it is asked for.",
     ),
     Panel(
         title="Entropy",
@@ -99,7 +99,14 @@ PANELS = (
     ),
     Panel(
         title="Loss",
-        metrics=("loss/total", "loss/policy", "loss/kl", "loss/agreement", "loss/value"),
+        metrics=(
+            "loss/total",
+            "loss/policy",
+            "loss/kl",
+            "distill/loss",
+            "loss/agreement",
+            "loss/value",
+        ),
         help="A policy loss near 0 is normal: advantages of a group sum to zero.",
     ),
     Panel(

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rookworld.grpo.list_targets import ListTargets
 from rookworld.model.attention import branched
 from rookworld.model.gpt2 import Attend, abreast, fanned
 from rookworld.model.sampling.decode_batch import rounded_up
@@ -95,6 +96,14 @@ class Pack:
         """Values per row as [answers, width], zero where nothing was sampled."""
         out = rows.new_zeros(self.count, self.width)
         return out.index_put((self.sequences, self.places), rows)
+
+
+@dataclass(frozen=True)
+class DistillBatch:
+    """Lists of moves as one pass, and what should stand in them (`rl.self_distill`)."""
+
+    pack: Pack
+    targets: ListTargets
 
 
 def together_on(device: torch.device) -> int:

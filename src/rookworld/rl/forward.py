@@ -7,7 +7,7 @@ what a pass finds does not depend on how the step was cut into packs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -34,6 +34,7 @@ from rookworld.rl.batch import (
     shared_prefix,
     together_on,
 )
+from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
 from rookworld.rollout.types import LETTERS, Answers, Group
 
@@ -152,64 +153,55 @@ class Micro:
         return int(self.mask().sum()), int(self.kept.sum())
 
 
-@dataclass
-class Known:
-    """What was found out about answers before anybody had judged them."""
-
-    states: dict[int, Tensor] = field(default_factory=dict)
-    """The reference's [tokens of all answers, width] by a prompt's key."""
-    packs: dict[tuple[int, ...], Pack] = field(default_factory=dict)
-    """By their prompts' keys."""
-    tape: Tape | None = None
-    """Of the policy while it answered."""
-
-    def clear(self) -> None:
-        self.states.clear()
-        self.packs.clear()
-        self.tape = None
-
-
 def prepare(
     groups: Sequence[Group],
     learner: Learner,
     settings: TrainSettings,
     eos: int,
-    known: Known | None = None,
+    scratch: StepScratch | None = None,
 ) -> list[Micro]:
-    """Packs of this rank's groups, with what the reference found; takes all out of `known`."""
-    known = known or Known()
+    """Packs of this rank's groups, with the reference's states; takes all out of `scratch`."""
+    scratch = scratch or StepScratch()
     micros = []
     multiple = together_on(learner.model.device)
     packs = micro_packs(groups, settings.micro_tokens, multiple)
     missing = sharding.missing_passes(learner.reference, len(packs))
     for chosen in packs:
-        packed = known.packs.get(keys_of(chosen)) or pack(chosen, eos, multiple)
+        packed = scratch.batches.get(keys_of(chosen)) or pack(chosen, eos, multiple)
         recorded = laid([group.logp for group in chosen], packed.width, 0.0).flatten(0, 1)
         old = recorded[packed.sequences, packed.places]
-        seen = known_states(chosen, packed, learner, settings, known)
+        seen = reference_states(chosen, packed, learner, settings, scratch)
         micro = Micro(packed, chosen, draw_of(packed, chosen, settings), old, seen)
         if settings.kl_collect_cap > 0:
             micro.kept = within_cap(micro, learner, settings)
-        micro.tape = known.tape
+        micro.tape = scratch.tape
         micros.append(micro)
-    known.clear()  # of groups that were left out
+    scratch.drop_rollouts()
     sharding.idle_passes(learner.reference, missing)
     return micros
 
 
-def known_states(
-    groups: Sequence[Group], packed: Pack, learner: Learner, settings: TrainSettings, known: Known
+def reference_states(
+    groups: Sequence[Group],
+    packed: Pack,
+    learner: Learner,
+    settings: TrainSettings,
+    scratch: StepScratch,
 ) -> list[Tensor]:
-    """The reference's states: found out while answers were scored, or else now."""
-    if all(key in known.states for key in keys_of(groups)):
-        return [known.states.pop(key) for key in keys_of(groups)]
+    """The reference's states: computed while answers were scored, or else now."""
+    if all(key in scratch.ref_hidden for key in keys_of(groups)):
+        return [scratch.ref_hidden.pop(key) for key in keys_of(groups)]
     return [reference_pass(packed, learner, settings)]
 
 
-def look_ahead(
-    learner: Learner, settings: TrainSettings, eos: int, known: Known, answers: Sequence[Answers]
+def reference_ahead(
+    learner: Learner,
+    settings: TrainSettings,
+    eos: int,
+    scratch: StepScratch,
+    answers: Sequence[Answers],
 ) -> None:
-    """Find out the reference's states of answers before anybody has judged them."""
+    """Compute the reference's states of answers before they are scored."""
     multiple = together_on(learner.model.device)
     chosen = micro_packs(answers, settings.micro_tokens, multiple)
     # all packs first: making one waits for the device
@@ -217,8 +209,8 @@ def look_ahead(
     for part, packed in zip(chosen, packs, strict=True):
         states = reference_pass(packed, learner, settings)
         found = torch.split(states, [sum(one.counts) for one in part])
-        known.packs[keys_of(part)] = packed
-        known.states |= dict(zip(keys_of(part), found, strict=True))
+        scratch.batches[keys_of(part)] = packed
+        scratch.ref_hidden |= dict(zip(keys_of(part), found, strict=True))
 
 
 def keys_of(groups: Sequence[Answered]) -> tuple[int, ...]:

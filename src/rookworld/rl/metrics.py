@@ -84,10 +84,10 @@ def update_metrics(
     state: State, found: Gradient, coefs: Coefs, rate: float, settings: TrainSettings
 ) -> Metrics:
     tokens = max(1.0, float(found.ratio.tokens))
-    asked = {}
+    distill = {}
     if settings.agreement_coef > 0:
-        asked = {"loss/agreement": found.agreement, "agreement/coef": coefs.agreement}
-    return asked | {
+        distill = {"distill/loss": found.distill_loss, "distill/coef": coefs.distill}
+    return distill | {
         "kl/exact": found.kl,
         "kl/coef": coefs.kl,
         "policy/ratio_max": float(found.ratio.ratio_max),

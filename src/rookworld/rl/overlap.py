@@ -18,7 +18,7 @@ from rookworld.model.activation_reuse import Tape
 from rookworld.model.precision import matrices_in
 from rookworld.rl import forward, update
 from rookworld.rl.metrics import Clock
-from rookworld.rl.self_distill import Drilled
+from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import State, reward_rules, sampling
 from rookworld.rl.update import Coefs
@@ -30,13 +30,19 @@ from rookworld.tasks.scorer import Workers, workers
 from rookworld.tasks.task import Judge
 
 
-def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Clock) -> Collected:
+def collect_groups(
+    state: State,
+    settings: TrainSettings,
+    judge: Judge | None,
+    clock: Clock,
+    scratch: StepScratch,
+) -> Collected:
     """Sampled and judged groups of this step."""
     # a recovery samples anew: the answers that led astray are not asked for again
     seed = settings.seed + 1_000_003 * state.guard.recoveries
     scorers = scoring_workers(settings, state.learner.whole.device)
     tape = tape_for(state, settings)
-    state.known.tape = tape if tape is not None and not tape.full else None
+    scratch.tape = tape if tape is not None and not tape.full else None
     collector = Collector(
         state.learner.whole,
         state.tokenizer,
@@ -53,10 +59,12 @@ def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Cl
         clock=clock.lap,
     )
     if may_look_ahead(state, settings):
-        # drills are counted over all ranks: whether this is done must not depend on a rank's cores
-        collector = replace(collector, idle=partial(drill_ahead, state, settings))
+        # its loss is a mean over ranks: whether this is done must not depend on a rank's cores
+        collector = replace(collector, idle=partial(distill_ahead, state, settings, scratch))
         if scorers is not None:
-            collector = replace(collector, meanwhile=partial(look_ahead, state, settings))
+            collector = replace(
+                collector, meanwhile=partial(reference_ahead, state, settings, scratch)
+            )
     progress = ramp(state.step, settings.reward_warmup_steps)
     return collect(
         collector,
@@ -68,24 +76,26 @@ def gather(state: State, settings: TrainSettings, judge: Judge | None, clock: Cl
     )
 
 
-def look_ahead(state: State, settings: TrainSettings, answers: Sequence[Answers]) -> None:
-    """Ask the reference, while others score them, what does not depend on the scores."""
-    forward.look_ahead(state.learner, settings, state.tokenizer.eos, state.known, answers)
+def reference_ahead(
+    state: State, settings: TrainSettings, scratch: StepScratch, answers: Sequence[Answers]
+) -> None:
+    """Compute the reference's states while others score: they do not depend on the scores."""
+    forward.reference_ahead(state.learner, settings, state.tokenizer.eos, scratch, answers)
 
 
-def drill_ahead(state: State, settings: TrainSettings) -> None:
-    """Have the device begin the step's gradient with what is drilled, while answers are scored."""
-    if state.drill is None or state.begun is not None:
-        return
-    drills = drills_at(state, settings)
-    coef = coefs_at(state, settings).agreement
-    state.begun = drills, update.drilled(drills, state.learner, settings, coef)
+def distill_ahead(state: State, settings: TrainSettings, scratch: StepScratch) -> None:
+    """Have the device begin the step's gradient with self-distillation meanwhile."""
+    if state.distiller is not None and scratch.distill_loss is None:
+        prepare_distill(state, settings, scratch)
+        coef = coefs_at(state, settings).distill
+        update.distill(scratch, state.learner, settings, coef)
 
 
-def drills_at(state: State, settings: TrainSettings) -> list[Drilled]:
-    """What this step drills, if anything."""
-    helpers = scoring_workers(settings, state.learner.whole.device)
-    return [] if state.drill is None else state.drill.at(state.step, helpers)
+def prepare_distill(state: State, settings: TrainSettings, scratch: StepScratch) -> None:
+    """Make the step's distillation batches, if there are any and they are not made."""
+    if state.distiller is not None and scratch.distill_batches is None:
+        helpers = scoring_workers(settings, state.learner.whole.device)
+        scratch.distill_batches = state.distiller.batches(state.step, helpers)
 
 
 def may_look_ahead(state: State, settings: TrainSettings) -> bool:
@@ -126,6 +136,6 @@ def scoring_workers(settings: TrainSettings, device: torch.device) -> Workers | 
 
 
 def coefs_at(state: State, settings: TrainSettings) -> Coefs:
-    """What the KL and the agreement weigh at this step."""
+    """What the KL and self-distillation weigh at this step."""
     share = FALLS[settings.agreement_schedule](state.step / settings.steps)
     return Coefs(state.control.coef_at(state.step), share * settings.agreement_coef)

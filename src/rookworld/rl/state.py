@@ -45,7 +45,7 @@ from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder
 from rookworld.rl import forward
 from rookworld.rl.forward import Learner
-from rookworld.rl.self_distill import Drill, Drilled
+from rookworld.rl.self_distill import Distiller
 from rookworld.rl.settings import TOKEN_LOSSES, TrainSettings
 from rookworld.rollout.collector import Prompts
 from rookworld.rollout.token_values import move_tokens
@@ -67,7 +67,7 @@ MOMENTS = ("optimizer", "muon")
 
 @dataclass
 class State:
-    """Everything a checkpoint holds, and what is handed on within a step."""
+    """Everything a checkpoint holds."""
 
     learner: Learner
     tokenizer: Tokenizer
@@ -83,13 +83,8 @@ class State:
     """Best held-out reward so far."""
     kl_high: int = 0
     """Steps in a row with KL above --ref-reset-kl."""
-    known: forward.Known = field(default_factory=forward.Known)
-    """What was found out about answers while they were scored; empty between steps."""
-    drill: Drill | None = None
-    """Prompts that learn what the reference's lists agree on, with --agreement-coef."""
-    begun: tuple[list[Drilled], Tensor] | None = None
-    """What this step drills and `update.drilled` found, if that was done while answers were scored;
-    None between steps."""
+    distiller: Distiller | None = None
+    """Of self-distillation, with --agreement-coef."""
 
     def plain(self) -> dict[str, Any]:
         """What is not a tensor."""
@@ -133,7 +128,9 @@ def new_state(
             block.compile(dynamic=True)
     elif settings.graphs and device.type == "cuda" and not settings.shard:
         record_passes(learner)
-    drill = new_drill(rows, learner, tokenizer, settings) if settings.agreement_coef > 0 else None
+    distiller = (
+        new_distiller(rows, learner, tokenizer, settings) if settings.agreement_coef > 0 else None
+    )
     return State(
         learner,
         tokenizer,
@@ -141,20 +138,20 @@ def new_state(
         Prompts(rows, tokenizer, settings.mix_env_ratio, settings.seed),
         KLControl(kl_settings(settings)),
         Guard(guard_settings(settings)),
-        drill=drill,
+        distiller=distiller,
     )
 
 
-def new_drill(
+def new_distiller(
     rows: Sequence[PolicyRow | EnvironmentRow],
     learner: Learner,
     tokenizer: Tokenizer,
     settings: TrainSettings,
-) -> Drill:
+) -> Distiller:
     """Of the positions of --agreement-data, or else of the analysis rows."""
     own = (row.fen for row in rows if isinstance(row, PolicyRow))
     fens = load_positions(settings.agreement_data) if settings.agreement_data else tuple(own)
-    return Drill(fens, learner, tokenizer, settings)
+    return Distiller(fens, learner, tokenizer, settings)
 
 
 def new_learner(folder: Path, settings: TrainSettings, device: torch.device) -> Learner:
@@ -322,8 +319,8 @@ def save(run: Run, state: State, settings: TrainSettings, *, best: bool = False)
     tensors |= {f"reference.{n}": t for n, t in state.learner.reference.named_parameters()}
     if state.learner.value_head is not None:
         tensors |= {f"value.{n}": t for n, t in state.learner.value_head.named_parameters()}
-    if state.drill is not None:
-        tensors |= {f"drill.{n}": t for n, t in state.drill.tensors().items()}
+    if state.distiller is not None:
+        tensors |= {f"distill.{n}": t for n, t in state.distiller.tensors().items()}
     tensors = sharding.whole_tensors(tensors)
     if distributed.rank() == 0:
         plain = state.plain() | {"events": sum(1 for _ in read_lines(run.folder / EVENTS))}
@@ -383,8 +380,8 @@ def restore(state: State, checkpoint: Checkpoint, *, recovering: bool) -> None:
     for optimizer, name in zip(state.optimizers, MOMENTS, strict=False):
         optimizer.state.clear()
         restore_optimizer(optimizer, checkpoint.tensors, name)
-    if state.drill is not None:
-        state.drill.restore(dict(below(checkpoint.tensors, "drill")))
+    if state.distiller is not None:
+        state.distiller.restore(dict(below(checkpoint.tensors, "distill")))
     state.load_plain(checkpoint.state, recovering=recovering)
 
 

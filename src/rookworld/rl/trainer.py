@@ -44,7 +44,8 @@ from rookworld.rl.metrics import (
     token_metrics,
     update_metrics,
 )
-from rookworld.rl.overlap import coefs_at, drills_at, gather
+from rookworld.rl.overlap import coefs_at, collect_groups, prepare_distill
+from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import (
     EVENTS,
@@ -106,8 +107,9 @@ def train(
             begin(state, run, settings, evaluate, hooks)
         while state.step < settings.steps:
             clock = Clock(device)
-            collected = gather(state, settings, judge, clock)
-            metrics, ruling = learn(state, collected, settings, clock)
+            scratch = StepScratch()
+            collected = collect_groups(state, settings, judge, clock, scratch)
+            metrics, ruling = learn(state, collected, scratch, settings, clock)
             if ruling.sound and distributed.rank() == 0:
                 mark_sound(checkpoint_folder(run, state.step))
             state.step += 1
@@ -135,21 +137,22 @@ def due(step: int, every: int, last: int) -> bool:
 
 
 def learn(
-    state: State, collected: Collected, settings: TrainSettings, clock: Clock
+    state: State,
+    collected: Collected,
+    scratch: StepScratch,
+    settings: TrainSettings,
+    clock: Clock,
 ) -> tuple[Metrics, Ruling]:
     """Gradients of the step, judged by the guard, applied if it says so."""
     coefs = coefs_at(state, settings)
-    micros, totals = prepared(state, collected, settings, coefs.kl)
-    drills, begun = state.begun or (drills_at(state, settings), None)
-    state.begun = None
+    micros, totals = prepared(state, collected, scratch, settings, coefs.kl)
+    prepare_distill(state, settings, scratch)
     rewards = reward_metrics(collected)
     rulings: list[Ruling] = []
     found = update.NOTHING
     for _ in range(settings.updates_per_rollout):
         if totals is not None:
-            found = update.gradient(
-                micros, state.learner, totals, settings, coefs, drills, None if rulings else begun
-            )
+            found = update.gradient(micros, state.learner, totals, settings, coefs, scratch)
             if state.step == 0 and not rulings:
                 check_start(found, settings, state.learner.model.device)
         health = StepHealth(
@@ -178,12 +181,16 @@ def learn(
 
 
 def prepared(
-    state: State, collected: Collected, settings: TrainSettings, kl_coef: float
+    state: State,
+    collected: Collected,
+    scratch: StepScratch,
+    settings: TrainSettings,
+    kl_coef: float,
 ) -> tuple[list[Micro], StepTotals | None]:
     """Packs with their advantages, and what they are averaged over (None: no group is left)."""
     norm = state.norm if settings.reward_norm else None
     micros = forward.prepare(
-        collected.groups, state.learner, settings, state.tokenizer.eos, state.known
+        collected.groups, state.learner, settings, state.tokenizer.eos, scratch
     )
     credit.set_advantages(micros, state.learner, settings, state.running, norm, kl_coef)
     if norm is not None:

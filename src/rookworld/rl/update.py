@@ -15,13 +15,13 @@ from torch import Tensor
 
 from rookworld.grpo import loss as losses
 from rookworld.grpo.kl import ESTIMATORS, TokenStats
-from rookworld.grpo.list_targets import agreement_kl
+from rookworld.grpo.list_targets import distillation_kl
 from rookworld.grpo.loss import Batch, LossSettings, RatioStats, StepTotals
 from rookworld.model import sharding
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.precision import passes_in
 from rookworld.rl.forward import Learner, Micro, chosen_worths, states, stats_of
-from rookworld.rl.self_distill import Drilled
+from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
 from rookworld.runtime import distributed
 
@@ -43,7 +43,7 @@ class Coefs:
     """What parts of the objective weigh at this step."""
 
     kl: float
-    agreement: float
+    distill: float
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class Gradient:
     kl: float
     ratio: RatioStats
     norm: float
-    agreement: float
+    distill_loss: float
 
     def total(self, coefs: Coefs, settings: TrainSettings) -> float:
         weighted = 0.0 if settings.kl_type == "k1_reward" else coefs.kl * self.kl_loss
         value = settings.value_coef * self.value
-        agreement = coefs.agreement * self.agreement
-        return self.policy + weighted + value + agreement - settings.entropy_coef * self.entropy
+        distill = coefs.distill * self.distill_loss
+        return self.policy + weighted + value + distill - settings.entropy_coef * self.entropy
 
 
 NOTHING = Gradient(
@@ -74,7 +74,7 @@ NOTHING = Gradient(
     kl=math.nan,
     ratio=RatioStats(*(torch.zeros(()) for _ in range(4))),
     norm=math.nan,
-    agreement=math.nan,
+    distill_loss=math.nan,
 )
 """Of a step without an answer to learn from: not a number anywhere, so the guard refuses it."""
 
@@ -85,13 +85,9 @@ def gradient(
     totals: StepTotals,
     settings: TrainSettings,
     coefs: Coefs,
-    drills: Sequence[Drilled] = (),
-    begun: Tensor | None = None,
+    scratch: StepScratch,
 ) -> Gradient:
-    """Backward through every pack; gradients are left on the parameters, summed over ranks.
-
-    `begun` is what `drilled` found, where the drills' gradient is there already.
-    """
+    """Backward through every pack; gradients are left on the parameters, summed over ranks."""
     device = learner.model.device
     sums = torch.zeros(5, dtype=torch.float64, device=device)
     ratio = RatioStats(*(torch.zeros((), device=device) for _ in range(4)))
@@ -102,8 +98,8 @@ def gradient(
         sums += measured
         ratio = ratio.merge(micro_ratio)
     sharding.idle_passes(learner.model, missing)
-    apart = drilled(drills, learner, settings, coefs.agreement) if begun is None else begun
-    agreement = float(distributed.sum_over_ranks(apart))
+    distill_loss = distributed.sum_over_ranks(distill(scratch, learner, settings, coefs.distill))
+    scratch.distill_loss = None  # that of a further update is another
     distributed.sum_over_ranks(sums)
     parameters = learner.parameters()
     for parameter in parameters:
@@ -118,7 +114,7 @@ def gradient(
     ratio = RatioStats(counts[0], counts[1], distributed.max_over_ranks(ratio.ratio_max), counts[2])
     norm = sharding.total_norm([p.grad for p in parameters if p.grad is not None])
     policy, kl_loss, value, entropy, kl = sums.tolist()
-    return Gradient(policy, kl_loss, value, entropy, kl, ratio, float(norm), agreement)
+    return Gradient(policy, kl_loss, value, entropy, kl, ratio, float(norm), float(distill_loss))
 
 
 def objective_of(
@@ -150,23 +146,25 @@ def objective_of(
     return objective, measured.detach().double(), ratio
 
 
-def drilled(
-    drills: Sequence[Drilled], learner: Learner, settings: TrainSettings, coef: float
-) -> Tensor:
-    """Backward through lists towards what lists agree on; this rank's share of the mean distance.
+def distill(scratch: StepScratch, learner: Learner, settings: TrainSettings, coef: float) -> Tensor:
+    """Backward through the step's distillation batches, unless that was done; this rank's loss.
 
-    Nothing here waits for the device.
+    Nothing here waits for the device, so it may be begun while completions are scored.
     """
-    rows = torch.tensor(float(sum(len(one.agreed.rows) for one in drills)))
+    if scratch.distill_loss is not None:
+        return scratch.distill_loss
+    batches = scratch.distill_batches or []
+    rows = torch.tensor(float(sum(len(one.targets.rows) for one in batches)))
     total = max(1.0, float(distributed.sum_over_ranks(rows)))
-    apart = torch.zeros((), dtype=torch.float64, device=learner.model.device)
-    for one in drills:
+    loss = torch.zeros((), dtype=torch.float64, device=learner.model.device)
+    for one in batches:
         with passes_in(settings.dtype, learner.model.device):
             hidden = states(one.pack, learner.model, learner.graphs)
-            distance = agreement_kl(hidden, learner.model.lm_head.weight, one.agreed).sum() / total
-        (coef * distance).backward()  # type: ignore[no-untyped-call]
-        apart += distance.detach()
-    return apart
+            kl = distillation_kl(hidden, learner.model.lm_head.weight, one.targets).sum() / total
+        (coef * kl).backward()  # type: ignore[no-untyped-call]
+        loss += kl.detach()
+    scratch.distill_loss = loss
+    return loss
 
 
 def silence_key_biases(model: GPT2) -> None:

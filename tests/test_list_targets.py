@@ -11,19 +11,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from rookworld.grpo.list_targets import Agreed, agreement_kl, continued, sharpened
-from rookworld.model.tokenizer import Tokenizer
-from rookworld.rl import agreement
-from rookworld.rl.agreement import (
-    SIDES,
-    Views,
-    agreed_rows,
-    agreed_shares,
-    called,
-    views,
-    written,
+from rookworld.grpo.list_targets import (
+    ListTargets,
+    continuation_rows,
+    distillation_kl,
+    power_logits,
 )
+from rookworld.model.tokenizer import Tokenizer
+from rookworld.rl import self_distill
 from rookworld.rl.batch import packed
+from rookworld.rl.self_distill import (
+    SIDES,
+    Images,
+    list_targets,
+    prompt_images,
+    teacher_frequencies,
+    teacher_lists,
+    token_permutations,
+)
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import fits, new_learner, new_state
 from rookworld.rl.trainer import train
@@ -42,14 +47,14 @@ CASTLED = "r4rk1/pppq1ppp/2np1n2/4p3/4P3/2NP1N2/PPPQ1PPP/R4RK1 b - - 7 10"
 SHARES = torch.tensor([[0.0, 0.9, 0.6, 0.3, 0.2, 0.0]])
 
 
-def agreed(named: list[list[int]], power: float = 2.0, ends: int = 99) -> Agreed:
+def agreed(named: list[list[int]], power: float = 2.0, ends: int = 99) -> ListTargets:
     """Rows of one list, the one with the number `ends` where it should have ended."""
     rows = torch.arange(len(named))
-    return Agreed(
+    return ListTargets(
         rows=rows,
         lines=torch.zeros_like(rows),
         named=torch.tensor(named),
-        scores=sharpened(SHARES, power),
+        logits=power_logits(SHARES, power),
         weights=torch.ones(len(rows)),
         ends=rows == ends,
         end=5,
@@ -57,7 +62,7 @@ def agreed(named: list[list[int]], power: float = 2.0, ends: int = 99) -> Agreed
 
 
 def test_a_target_is_what_lists_share_less_what_is_named() -> None:
-    found = agreed([[1, 1], [1, 3]]).target().exp()
+    found = agreed([[1, 1], [1, 3]]).logp().exp()
     squares = SHARES[0].square()
     for line, left in zip(found, ([2, 3, 4], [2, 4]), strict=True):
         expected = torch.zeros(6)
@@ -66,9 +71,9 @@ def test_a_target_is_what_lists_share_less_what_is_named() -> None:
 
 
 def test_where_a_list_should_end_its_end_is_the_target() -> None:
-    found = agreed([[1, 1], [1, 3]], ends=1).target().exp()
+    found = agreed([[1, 1], [1, 3]], ends=1).logp().exp()
     assert found[1].tolist() == [0, 0, 0, 0, 0, 1]
-    assert torch.equal(found[0], agreed([[1, 1]]).target().exp()[0])
+    assert torch.equal(found[0], agreed([[1, 1]]).logp().exp()[0])
 
 
 def test_the_distance_is_that_by_enumeration_and_has_its_gradient() -> None:
@@ -76,15 +81,15 @@ def test_the_distance_is_that_by_enumeration_and_has_its_gradient() -> None:
     hidden = torch.randn(2, 4, generator=generator, requires_grad=True)
     head = torch.randn(6, 4, generator=generator)
     told = agreed([[1, 1], [1, 3]], power=3.0)
-    found = agreement_kl(hidden, head, told)
-    target, policy = told.target().exp(), (hidden @ head.T).softmax(-1)
+    found = distillation_kl(hidden, head, told)
+    target, policy = told.logp().exp(), (hidden @ head.T).softmax(-1)
     by_hand = torch.special.xlogy(target, target).sum(-1) - (target * policy.log()).sum(-1)
     assert torch.allclose(found, by_hand, atol=1e-6)
     found.sum().backward()  # type: ignore[no-untyped-call]
     assert hidden.grad is not None
     assert torch.allclose(hidden.grad, (policy - target).detach() @ head, atol=1e-6)
     heavier = replace(told, weights=torch.tensor([1.0, 2.5]))
-    weighted = agreement_kl(hidden, head, heavier)
+    weighted = distillation_kl(hidden, head, heavier)
     assert torch.allclose(weighted, found * heavier.weights)
 
 
@@ -97,7 +102,7 @@ def test_lists_go_on_as_long_as_there_are_moves() -> None:
     counts = torch.tensor([5, 5, 3, 5, 0])
     sequences = torch.arange(5).repeat_interleave(7)
     places = torch.arange(7).repeat(5)
-    rows, named, ends = continued(tokens, sequences, places, moves, counts, end=0, since=1)
+    rows, named, ends = continuation_rows(tokens, sequences, places, moves, counts, end=0, since=1)
     assert [(row // 7, row % 7) for row in rows.tolist()] == [
         *((0, place) for place in (1, 2, 3, 4)),
         *((1, place) for place in (1, 2)),  # the token that ended it should have been a move
@@ -107,7 +112,7 @@ def test_lists_go_on_as_long_as_there_are_moves() -> None:
     assert held[:6] == [{1}, {1, 2}, {1, 2, 3}, {1, 2, 3, 4}, {1}, {1, 2}]
     assert held[6:] == [{4}, {4, 5}, {4, 5, 6}, {4, 5, 6, 1}]
     assert ends.tolist() == [False] * 8 + [True] * 2
-    rows, named, ends = continued(tokens, sequences, places, moves, counts, end=0, since=0)
+    rows, named, ends = continuation_rows(tokens, sequences, places, moves, counts, end=0, since=0)
     first = [at for at, row in enumerate(rows.tolist()) if row % 7 == 0]
     # the fourth answer begins with no move, but it should have
     assert [int(rows[at]) // 7 for at in first] == [0, 1, 2, 3]
@@ -121,14 +126,14 @@ def asked(fen: str, key: int = 3) -> Prompt:
 
 
 def test_views_are_the_same_question_from_all_sides() -> None:
-    seen = views([asked(CASTLES, 3), asked(CASTLED, 4)], TOKENIZER, multiple=16)
+    seen = prompt_images([asked(CASTLES, 3), asked(CASTLED, 4)], TOKENIZER, multiple=16)
     fens = [CASTLES, flip_fen(CASTLES)]
     fens += [CASTLED, flip_fen(CASTLED), mirror_fen(CASTLED), mirror_fen(flip_fen(CASTLED))]
-    for ids, head, fen in zip(seen.ids, seen.heads, fens, strict=True):
+    for ids, head, fen in zip(seen.ids, seen.lengths, fens, strict=True):
         assert tuple(ids[:head].tolist()) == asked(fen).ids
         assert set(ids[head:].tolist()) == {TOKENIZER.eos}
     assert seen.ids.shape[1] == 80
-    assert seen.asked.tolist() == [0] * 2 + [1] * SIDES
+    assert seen.prompts.tolist() == [0] * 2 + [1] * SIDES
     assert seen.sides.tolist() == [*range(2), *range(SIDES)]
 
 
@@ -144,22 +149,22 @@ def settings(warm_folder: Path, tmp_path: Path) -> TrainSettings:
 def test_what_is_found_from_another_side_is_told_in_the_words_of_this_one(
     settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A position and its image have the same views, so they agree on the same moves."""
+    """A position and its image have the same prompt_images, so they agree on the same moves."""
     learner = new_learner(Path(settings.model), settings, torch.device("cpu"))
     listed = torch.tensor(TOKENIZER.encode(" e2e4 g1f3 d2d4 b1c3 f1c4"))
-    names = torch.from_numpy(called(TOKENIZER))
+    names = torch.from_numpy(token_permutations(TOKENIZER))
 
     def as_seen(base: Tensor) -> Any:
-        def written(seen: Views, *rest: Any) -> tuple[Tensor, Tensor]:
+        def teacher_lists(seen: Images, *rest: Any) -> tuple[Tensor, Tensor]:
             lists = torch.stack([names[side][base] for side in seen.sides])
-            return lists[:, None], torch.full((len(seen), 1), 5)
+            return lists[:, None], torch.full((len(seen.ids), 1), 5)
 
-        return written
+        return teacher_lists
 
     found = []
     for fen, base in ((CASTLED, listed), (flip_fen(CASTLED), names[1][listed])):
-        monkeypatch.setattr(agreement, "written", as_seen(base))
-        found.append(agreed_shares([asked(fen)], learner, TOKENIZER, settings)[0])
+        monkeypatch.setattr(self_distill, "teacher_lists", as_seen(base))
+        found.append(teacher_frequencies([asked(fen)], learner, TOKENIZER, settings)[0])
     assert torch.allclose(found[1][:, names[1]], found[0], atol=1e-6)
     assert not torch.allclose(found[1], found[0], atol=1e-6)
     first, anywhere = found[0]
@@ -174,12 +179,15 @@ def test_what_is_found_from_another_side_is_told_in_the_words_of_this_one(
 def test_shares_are_the_mean_over_sides_and_lists(settings: TrainSettings) -> None:
     """By hand, list by list: what the reference might have put first, and anywhere."""
     learner = new_learner(Path(settings.model), settings, torch.device("cpu"))
-    found = agreed_shares([asked(CASTLED)], learner, TOKENIZER, settings)[0]
-    seen, names = views([asked(CASTLED)], TOKENIZER), torch.from_numpy(called(TOKENIZER))
-    lists, lengths = written(seen, [3] * SIDES, learner, TOKENIZER, settings)
+    found = teacher_frequencies([asked(CASTLED)], learner, TOKENIZER, settings)[0]
+    seen, names = (
+        prompt_images([asked(CASTLED)], TOKENIZER),
+        torch.from_numpy(token_permutations(TOKENIZER)),
+    )
+    lists, lengths = teacher_lists(seen, [3] * SIDES, learner, TOKENIZER, settings)
     by_hand = torch.zeros(2, TOKENIZER.vocab_size)
     for view in range(SIDES):
-        head = int(seen.heads[view])
+        head = int(seen.lengths[view])
         for tokens, length in zip(lists[view], lengths[view].tolist(), strict=True):
             ids = torch.cat((torch.from_numpy(seen.ids[view, :head]), tokens[: length - 1]))
             shares = learner.reference.logits(learner.reference(ids[None]))[0, head - 1 :]
@@ -207,7 +215,7 @@ def test_a_list_is_told_to_end_when_every_move_is_named(
     legal = sorted(legal_moves(fen))
     learner = new_learner(Path(settings.model), settings, torch.device("cpu"))
     prompt = asked(fen)
-    shares = agreed_shares([prompt], learner, TOKENIZER, settings)[0]
+    shares = teacher_frequencies([prompt], learner, TOKENIZER, settings)[0]
     assert {int(token) for token in shares[1].nonzero()} == {
         TOKENIZER.token(f" {move}") for move in legal
     }
@@ -219,18 +227,18 @@ def test_a_list_is_told_to_end_when_every_move_is_named(
         tokens[None],
         torch.tensor([[5]]),
     )
-    found = agreed_rows(lined, shares[None], TOKENIZER, settings)
+    found = list_targets(lined, shares[None], TOKENIZER, settings)
     assert found.ends.tolist() == [place >= moves for place in range(1, 5)]
     first = replace(settings, agreement_first=2.0, agreement_first_power=0.5)
-    found = agreed_rows(lined, shares[None], TOKENIZER, first)
+    found = list_targets(lined, shares[None], TOKENIZER, first)
     assert found.ends.tolist() == [place >= moves for place in range(5)]
     assert found.weights.tolist() == [2, 1, 1, 1, 1]
     roots = shares[0].sqrt()
-    assert torch.allclose(found.target()[0].exp(), roots / roots.sum(), atol=1e-5)
+    assert torch.allclose(found.logp()[0].exp(), roots / roots.sum(), atol=1e-5)
     if moves > 1:
         cubes = shares[1] ** 3
         cubes[tokens[0, 0]] = 0
-        assert torch.allclose(found.target()[1].exp(), cubes / cubes.sum(), atol=1e-5)
+        assert torch.allclose(found.logp()[1].exp(), cubes / cubes.sum(), atol=1e-5)
 
 
 def drawn(settings: TrainSettings) -> list[Prompt]:
@@ -240,12 +248,12 @@ def drawn(settings: TrainSettings) -> list[Prompt]:
 def test_shares_do_not_depend_on_how_a_step_is_cut(settings: TrainSettings) -> None:
     learner = new_learner(Path(settings.model), settings, torch.device("cpu"))
     prompts = drawn(settings)
-    whole = agreed_shares(prompts, learner, TOKENIZER, settings)
+    whole = teacher_frequencies(prompts, learner, TOKENIZER, settings)
     small = replace(settings, micro_tokens=1)
     for prompt, shares in zip(prompts, whole, strict=True):
-        one = agreed_shares([prompt], learner, TOKENIZER, small)[0]
+        one = teacher_frequencies([prompt], learner, TOKENIZER, small)[0]
         assert torch.allclose(one, shares, atol=1e-5)
-    other = agreed_shares(prompts, learner, TOKENIZER, replace(settings, seed=9))
+    other = teacher_frequencies(prompts, learner, TOKENIZER, replace(settings, seed=9))
     assert not any(torch.equal(one, shares) for one, shares in zip(other, whole, strict=True))
 
 
@@ -253,16 +261,16 @@ def test_more_lists_are_written_and_a_target_is_as_sharp_as_asked_for(
     settings: TrainSettings,
 ) -> None:
     learner = new_learner(Path(settings.model), settings, torch.device("cpu"))
-    seen = views([asked(CASTLES)], TOKENIZER)
+    seen = prompt_images([asked(CASTLES)], TOKENIZER)
     more = replace(settings, agreement_lists=3, agreement_power=1.5)
-    heads = torch.from_numpy(seen.heads)
+    heads = torch.from_numpy(seen.lengths)
     for one, count in ((settings, 2), (more, 3)):
-        lists, lengths = written(seen, [3, 3], learner, TOKENIZER, one)
+        lists, lengths = teacher_lists(seen, [3, 3], learner, TOKENIZER, one)
         assert lists.shape[:2] == lengths.shape == (2, count)
         lined = packed(torch.from_numpy(seen.ids), heads, lists, lengths)
         shares = torch.full((2, 2, TOKENIZER.vocab_size), 0.5)
-        found = agreed_rows(lined, shares, TOKENIZER, one)
-        assert torch.allclose(found.scores[1] / math.log(0.5), torch.tensor(one.agreement_power))
+        found = list_targets(lined, shares, TOKENIZER, one)
+        assert torch.allclose(found.logits[1] / math.log(0.5), torch.tensor(one.agreement_power))
 
 
 def test_a_run_comes_nearer_to_what_its_reference_agrees_on(
@@ -279,20 +287,20 @@ def test_a_run_comes_nearer_to_what_its_reference_agrees_on(
         kl_divergence_threshold=0.0,
     )
     train(settings, tiny_rows(), no_evaluation)
-    apart = [line["loss/agreement"] for line in metrics_of(settings.out)]
+    apart = [line["distill/loss"] for line in metrics_of(settings.out)]
     assert sum(apart[-3:]) < 0.8 * sum(apart[:3])
-    assert {line["agreement/coef"] for line in metrics_of(settings.out)} == {3.0}
+    assert {line["distill/coef"] for line in metrics_of(settings.out)} == {3.0}
     falls = replace(settings, out=tmp_path / "falls", steps=6, agreement_schedule="late")
     train(falls, tiny_rows(), no_evaluation)
     lines = metrics_of(falls.out)
-    assert [line["agreement/coef"] for line in lines] == pytest.approx([3.0] * 5 + [1.5])
+    assert [line["distill/coef"] for line in lines] == pytest.approx([3.0] * 5 + [1.5])
     for line in lines:
         parts = line["loss/policy"] + line["kl/coef"] * line["loss/kl"]
-        parts += line["agreement/coef"] * line["loss/agreement"]
+        parts += line["distill/coef"] * line["distill/loss"]
         assert line["loss/total"] == pytest.approx(parts, abs=1e-6)
     plain = tiny_settings(warm_folder, tmp_path / "plain", steps=1)
     train(plain, tiny_rows(), no_evaluation)
-    assert "loss/agreement" not in metrics_of(plain.out)[0]
+    assert "distill/loss" not in metrics_of(plain.out)[0]
 
 
 @pytest.mark.parametrize(
@@ -326,8 +334,8 @@ def test_positions_of_their_own_are_enough_to_agree_on(tiny_folder: Path, tmp_pa
 def test_small_gpus_write_fewer_lists_at_once(
     kind: str, gib: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agreement, "memory_of", lambda device: gib << 30)
-    assert agreement.lists_at_once(torch.device(kind)) == count
+    monkeypatch.setattr(self_distill, "memory_of", lambda device: gib << 30)
+    assert self_distill.lists_at_once(torch.device(kind)) == count
 
 
 def test_moves_in_pieces_are_refused(settings: TrainSettings) -> None:
@@ -342,5 +350,5 @@ def test_a_gpu_agrees_with_a_cpu(settings: TrainSettings) -> None:
     for name in ("cpu", "cuda"):
         learner = new_learner(Path(settings.model), settings, torch.device(name))
         exact = replace(settings, dtype="float32", device=name)
-        found.append(agreed_shares(drawn(settings), learner, TOKENIZER, exact).cpu())
+        found.append(teacher_frequencies(drawn(settings), learner, TOKENIZER, exact).cpu())
     assert torch.allclose(found[0], found[1], atol=1e-2)

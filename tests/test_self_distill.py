@@ -1,4 +1,4 @@
-"""Prompts that learn from agreement alone: whose turn it is, from which side, along which list."""
+"""What a step distils: whose turn it is, which image of it, along which list."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ import torch
 from torch import Tensor
 
 from rookworld.data.sources import load_positions, load_rows
-from rookworld.grpo.list_targets import raced
+from rookworld.grpo.list_targets import sample_without_replacement
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.rl import self_distill as module
-from rookworld.rl.agreement import SIDES, agreed_shares, called
+from rookworld.rl.batch import DistillBatch
 from rookworld.rl.forward import Learner
-from rookworld.rl.self_distill import Drill, Drilled
+from rookworld.rl.self_distill import (
+    SIDES,
+    Distiller,
+    teacher_frequencies,
+    token_permutations,
+)
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import new_learner, new_state
 from rookworld.rollout.types import Prompt
@@ -55,21 +60,21 @@ def settings(warm_folder: Path, tmp_path: Path) -> TrainSettings:
     )
 
 
-def drill_of(settings: TrainSettings, *fens: str) -> Drill:
+def distiller_of(settings: TrainSettings, *fens: str) -> Distiller:
     learner = new_learner(Path(settings.model), settings, torch.device("cpu"))
     own = [row.fen for row in tiny_rows() if isinstance(row, PolicyRow)]
-    return Drill(fens or own, learner, TOKENIZER, settings)
+    return Distiller(fens or own, learner, TOKENIZER, settings)
 
 
-def told(drilled: list[Drilled]) -> list[tuple[tuple[int, ...], list[int], Tensor]]:
-    """Prompt, list and targets [places, vocabulary] of everything that is drilled."""
+def contents(batches: list[DistillBatch]) -> list[tuple[tuple[int, ...], list[int], Tensor]]:
+    """Prompt, list and targets [places, vocabulary] of everything that is trained on."""
     found = []
-    for one in drilled:
+    for one in batches:
         lined = one.pack
         heads = lined.ids[0, : len(lined.heads) * lined.head].view(len(lined.heads), -1)
         lists = lined.grid(lined.targets)[:, :5]
-        target = one.agreed.target().exp()
-        mine = lined.sequences[one.agreed.rows]
+        target = one.targets.logp().exp()
+        mine = lined.sequences[one.targets.rows]
         for number, (ids, head) in enumerate(zip(heads.tolist(), lined.heads, strict=True)):
             found.append((tuple(ids[:head]), lists[number].tolist(), target[mine == number]))
     return found
@@ -78,7 +83,7 @@ def told(drilled: list[Drilled]) -> list[tuple[tuple[int, ...], list[int], Tenso
 def test_a_race_is_won_by_the_exponentials_of_scores() -> None:
     scores = torch.tensor([[-torch.inf, 0.0, 1.0, 2.0]]).expand(40_000, -1)
     waits = torch.empty(scores.shape).exponential_(generator=torch.manual_seed(1))
-    drawn = raced(scores, waits, 4)
+    drawn = sample_without_replacement(scores, waits, 4)
     assert bool((drawn[:, 3] == 0).all())
     assert bool((drawn.sort(1).values == torch.arange(4)).all())
     odds = scores[0].exp()
@@ -93,14 +98,17 @@ def test_a_race_is_won_by_the_exponentials_of_scores() -> None:
 def test_an_image_has_the_image_of_the_targets(fen: str, settings: TrainSettings) -> None:
     """From every side from which it is the same question; lists are moves that are there."""
     settings = replace(settings, agreement_first=2.0)
-    drill = drill_of(settings, fen)
-    shares = agreed_shares(
-        [Prompt("P", PolicyRow(fen, (), ()), ids_of(fen), 0)], drill.learner, TOKENIZER, settings
+    distiller = distiller_of(settings, fen)
+    shares = teacher_frequencies(
+        [Prompt("P", PolicyRow(fen, (), ()), ids_of(fen), 0)],
+        distiller.learner,
+        TOKENIZER,
+        settings,
     )[0]
     sides = {ids_of(image): number for number, image in enumerate(images(fen))}
-    names = torch.from_numpy(called(TOKENIZER))
+    names = torch.from_numpy(token_permutations(TOKENIZER))
     met = set()
-    for ids, listed, targets in told(drill.at(0)):
+    for ids, listed, targets in contents(distiller.batches(0)):
         side = sides[ids]
         met.add(side)
         legal = {TOKENIZER.token(f" {move}") for move in legal_moves(images(fen)[side])}
@@ -119,7 +127,7 @@ def test_an_image_has_the_image_of_the_targets(fen: str, settings: TrainSettings
 
 
 def test_a_list_ends_where_there_are_no_more_moves(settings: TrainSettings) -> None:
-    for _, listed, targets in told(drill_of(settings, FEW).at(0)):
+    for _, listed, targets in contents(distiller_of(settings, FEW).batches(0)):
         assert len(set(listed[:3])) == 3 and END not in listed[:3] and listed[3:] == [END] * 2
         assert len(targets) == 4
         assert float(targets[3, END]) == 1 and float(targets[2, END]) == 0
@@ -132,25 +140,25 @@ def test_a_model_may_have_more_ids_than_its_tokenizer(
     more = 64
 
     def worst(prompts: list[Prompt], *rest: Any) -> Tensor:
-        shares = agreed_shares(prompts, *rest)
+        shares = teacher_frequencies(prompts, *rest)
         shares[..., :-more][shares[..., :-more] == 0] = -1.0  # the others would be kept first
         return shares
 
-    monkeypatch.setattr(module, "agreed_shares", worst)
+    monkeypatch.setattr(module, "teacher_frequencies", worst)
     model = GPT2(
         GPT2Config(
             vocab_size=TOKENIZER.vocab_size + more, n_positions=128, n_embd=8, n_layer=1, n_head=1
         )
     ).init_weights(1)
-    drill = Drill([FEW], Learner(model, model, None), TOKENIZER, settings)
-    for _, listed, _ in told(drill.at(0)):
+    distiller = Distiller([FEW], Learner(model, model, None), TOKENIZER, settings)
+    for _, listed, _ in contents(distiller.batches(0)):
         assert listed[3:] == [END] * 2
-    assert int(drill.moves.max()) < TOKENIZER.vocab_size
+    assert int(distiller.moves.max()) < TOKENIZER.vocab_size
 
 
-def test_what_is_drilled_depends_on_seed_and_step_alone(settings: TrainSettings) -> None:
+def test_what_is_distilled_depends_on_seed_and_step_alone(settings: TrainSettings) -> None:
     def lists(settings: TrainSettings, step: int) -> list[Any]:
-        return [(ids, listed) for ids, listed, _ in told(drill_of(settings).at(step))]
+        return [(ids, listed) for ids, listed, _ in contents(distiller_of(settings).batches(step))]
 
     whole = lists(settings, 3)
     assert len(whole) == settings.agreement_prompts
@@ -160,32 +168,32 @@ def test_what_is_drilled_depends_on_seed_and_step_alone(settings: TrainSettings)
     assert len({tuple(listed) for _, listed in whole}) > 20
 
 
-def test_every_rank_drills_its_share(
+def test_every_rank_distils_its_share(
     settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = told(drill_of(settings).at(1))
+    whole = contents(distiller_of(settings).batches(1))
     shared = []
     for part in (slice(0, 15), slice(15, 40), slice(40, 40)):
         monkeypatch.setattr(distributed, "share", lambda count, part=part: part)
-        shared += told(drill_of(settings).at(1))
+        shared += contents(distiller_of(settings).batches(1))
     assert [one[:2] for one in shared] == [one[:2] for one in whole]
 
 
-def test_a_position_is_asked_about_once_and_drilled_at_every_turn(
+def test_a_position_is_asked_about_once_and_distilled_at_every_turn(
     settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
 
     def counted(prompts: list[Prompt], *rest: Any) -> Tensor:
         asked.extend(prompt.row.fen for prompt in prompts)
-        return agreed_shares(prompts, *rest)
+        return teacher_frequencies(prompts, *rest)
 
-    monkeypatch.setattr(module, "agreed_shares", counted)
-    drill = drill_of(replace(settings, agreement_prompts=5))
+    monkeypatch.setattr(module, "teacher_frequencies", counted)
+    distiller = distiller_of(replace(settings, agreement_prompts=5))
     for step in range(8):
-        drill.at(step)
-    assert sorted(asked) == sorted(drill.fens) and len(drill.fens) == 8
-    epochs = drill.turns(np.arange(16)).reshape(2, 8)
+        distiller.batches(step)
+    assert sorted(asked) == sorted(distiller.fens) and len(distiller.fens) == 8
+    epochs = distiller.positions_at(np.arange(16)).reshape(2, 8)
     assert [sorted(epoch) for epoch in epochs.tolist()] == [list(range(8))] * 2
     assert epochs[0].tolist() != epochs[1].tolist()
 
@@ -194,38 +202,38 @@ def test_a_checkpoint_knows_what_was_asked(
     settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the bit: asked again beside other positions, a reference rounds otherwise."""
-    first = drill_of(replace(settings, agreement_prompts=3))
-    first.at(0)
-    first.shares[first.asked] *= 1.0 + 1e-6
+    first = distiller_of(replace(settings, agreement_prompts=3))
+    first.batches(0)
+    first.frequencies[first.answered] *= 1.0 + 1e-6
     kept = first.tensors()
-    again = drill_of(first.settings)
+    again = distiller_of(first.settings)
     again.restore(kept)
     asked: list[int] = []
 
     def counted(prompts: list[Prompt], *rest: Any) -> Tensor:
         asked.extend(prompt.key for prompt in prompts)
-        return agreed_shares(prompts, *rest)
+        return teacher_frequencies(prompts, *rest)
 
-    monkeypatch.setattr(module, "agreed_shares", counted)
-    for one, other in zip(first.at(0), again.at(0), strict=True):
+    monkeypatch.setattr(module, "teacher_frequencies", counted)
+    for one, other in zip(first.batches(0), again.batches(0), strict=True):
         assert torch.equal(one.pack.ids, other.pack.ids)
-        assert torch.equal(one.agreed.scores, other.agreed.scores)
+        assert torch.equal(one.targets.logits, other.targets.logits)
     assert not asked
-    again.at(1)
+    again.batches(1)
     assert not set(asked) & set(kept["numbers"].tolist()) and asked
     others: list[dict[str, Any]] = [{"seed": 5}, {"agreement_lists": 3}]
     for changes in others:
-        stranger = drill_of(replace(first.settings, **changes))
+        stranger = distiller_of(replace(first.settings, **changes))
         stranger.restore(kept)
-        assert not stranger.asked.any()
+        assert not stranger.answered.any()
 
 
 def test_workers_know_the_rules_too(settings: TrainSettings) -> None:
     settings = replace(settings, agreement_prompts=4)
-    alone = drill_of(settings).at(0)
-    helped = drill_of(settings).at(0, Workers(1))
+    alone = distiller_of(settings).batches(0)
+    helped = distiller_of(settings).batches(0, Workers(1))
     for one, other in zip(alone, helped, strict=True):
-        assert torch.equal(one.agreed.scores, other.agreed.scores)
+        assert torch.equal(one.targets.logits, other.targets.logits)
 
 
 def test_positions_without_labels_are_enough(settings: TrainSettings, tmp_path: Path) -> None:
@@ -233,15 +241,15 @@ def test_positions_without_labels_are_enough(settings: TrainSettings, tmp_path: 
     path = tmp_path / "positions.jsonl"
     path.write_text("".join(json.dumps({"fen": fen}) + "\n" for fen in (FEW, CASTLED, FEW)))
     settings = replace(settings, agreement_data=(str(path), "embedded:mate"))
-    drill = new_state(settings, tiny_rows(), torch.device("cpu")).drill
-    assert drill is not None and drill.fens[:2] == (FEW, CASTLED)
-    assert len(drill.fens) == 2 + len(load_rows("embedded:mate"))
+    distiller = new_state(settings, tiny_rows(), torch.device("cpu")).distiller
+    assert distiller is not None and distiller.fens[:2] == (FEW, CASTLED)
+    assert len(distiller.fens) == 2 + len(load_rows("embedded:mate"))
     path.write_text(json.dumps({"fen": "8/8/8 w - - 0 1"}) + "\n")
     settings = replace(settings, agreement_data=(str(path),))
-    drill = new_state(settings, tiny_rows(), torch.device("cpu")).drill
-    assert drill is not None
+    distiller = new_state(settings, tiny_rows(), torch.device("cpu")).distiller
+    assert distiller is not None
     with pytest.raises(DataError, match="8/8/8 w"):
-        drill.at(0)
+        distiller.batches(0)
     for written, said in (("", "no positions in it"), ('{"fen": null}\n', "'fen' is no text")):
         path.write_text(written)
         load_positions.cache_clear()
@@ -253,5 +261,5 @@ def test_passes_are_of_one_size_or_one_less(settings: TrainSettings) -> None:
     """A pass whose size comes back at every step can be recorded."""
     for count in (7, 40):
         cut = replace(settings, agreement_prompts=count, micro_tokens=900)
-        sizes = [len(one.pack.heads) for one in drill_of(cut).at(0)]
+        sizes = [len(one.pack.heads) for one in distiller_of(cut).batches(0)]
         assert sum(sizes) == count and len(sizes) > 1 - (count < 10) and max(sizes) - min(sizes) < 2
