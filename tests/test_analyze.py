@@ -15,7 +15,8 @@ import pytest
 from rich.console import Console
 
 from made_runs import made_run, step_metrics
-from rookworld.report.analysis import analyze, kl_share, moving_average, trend
+from rookworld.evaluation.statistics import moving_mean, slope
+from rookworld.report.analysis import analyze, kl_share, trend
 from rookworld.report.run_reader import find_runs, read_run
 from rookworld.report.tables import render
 from rookworld.runtime.atomic_files import write_json
@@ -47,7 +48,13 @@ def with_metrics(folder: Path, **changes: float) -> Path:
 
 def test_moving_average_by_hand() -> None:
     values = np.array([1.0, 3.0, math.nan, 5.0])
-    assert moving_average(values, 2).tolist() == [1.0, 2.0, 3.0, 5.0]
+    assert moving_mean(values, 2).tolist() == [1.0, 2.0, 3.0, 5.0]
+
+
+def test_slope_by_hand() -> None:
+    assert slope(np.arange(3.0), np.array([0.0, 2.0, 4.0])) == 2
+    assert slope(np.arange(1.0), np.array([5.0])) == 0
+    assert slope(np.arange(4.0), np.full(4, 0.3)) == 0
 
 
 def test_trend_of_a_line_is_the_line() -> None:

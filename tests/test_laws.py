@@ -21,10 +21,8 @@ from rookworld.rl.checks import (
     hacks_score_low,
     learns_one_batch,
     longest_run,
-    moving_mean,
     overfit_criteria,
     sampler_is_trainer,
-    slope,
 )
 from rookworld.rl.settings import TrainSettings
 from rookworld.runtime.run_folder import Run
@@ -115,11 +113,7 @@ def test_overfitting_is_judged_by_three_criteria(
     assert [law.holds for law in laws] == holds
 
 
-def test_means_slopes_and_runs_by_hand() -> None:
-    assert moving_mean([1, 2, 3, 4], 2) == [1.5, 2.5, 3.5]
-    assert moving_mean([1, 3], 20) == [2]
-    assert slope([0, 2, 4]) == 2
-    assert slope([5]) == 0
+def test_runs_of_flags_by_hand() -> None:
     assert longest_run([True, False, True, True, False]) == 2
     assert longest_run([]) == 0
 

@@ -14,10 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import chess
 
-from rookworld.evaluation.evaluate import position_prompt
-from rookworld.evaluation.generator import Answerer
+from rookworld.evaluation.generator import Answerer, analyses
 from rookworld.tasks.notation import MATE, is_mate
-from rookworld.tasks.policy import POLICY, PolicyAnswer
+from rookworld.tasks.policy import PolicyAnswer
 from rookworld.tasks.task import legal_moves
 
 
@@ -63,8 +62,7 @@ def think(answerer: Answerer, board: chess.Board) -> Iterator[str]:
     if not legal:
         yield "bestmove (none)"
         return
-    answer = answerer.answer([position_prompt(board.fen(), answerer)])[0]
-    said = POLICY.parse(answer.text if answer.finished else "")
+    said = analyses(answerer, [board.fen()])[0]
     yield from _lines(said, legal)
     choices = [move for move in (said.best, *said.moves) if move in legal]
     if said.best not in legal:

@@ -5,8 +5,8 @@ batch size or the order; a row's own values are kept, so that two models are com
 Metric names are stable for ever, and `docs/evaluation.md` defines each of them.
 
 torch is not imported here: whoever answers prompts may be evaluated, a table in a test included.
-Left out on purpose: games, against itself, inside its own world or against others: see `play` and
-`worlds`.
+Left out on purpose: games, against itself, inside its own world or against others: see `games`
+and `world_model`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 from rookworld.data.puzzles import Mate, Puzzle, mate_of, read_mates
 from rookworld.data.rows import MateRow, row_key
 from rookworld.data.sources import load_rows
-from rookworld.evaluation.generator import Answer, Answerer, prompt_key
+from rookworld.evaluation.generator import Answer, Answerer, analyses, prompt_key
 from rookworld.evaluation.statistics import (
     Estimate,
     PairedDifference,
@@ -283,25 +283,14 @@ def mate_columns(answerer: Answerer, mates: Sequence[Mate]) -> dict[str, Values]
     """Mate in one, row by row: any mating move, and the one a benchmark expects."""
     if not mates:
         return {}
-    prompts = [position_prompt(mate.fen, answerer) for mate in mates]
-    answers = iter(answerer.answer(prompts))
+    answers = iter(analyses(answerer, (mate.fen for mate in mates)))
     any_mate: list[float | None] = []
     strict: list[float | None] = []
     for mate in mates:
-        said = [best_move(next(answers)) for _ in range(answerer.samples)]
+        said = [next(answers).best for _ in range(answerer.samples)]
         any_mate.append(_mean(float(move in mate.mates) for move in said))
         strict.append(_mean(float(move == mate.target) for move in said) if mate.target else None)
     return {"mate1/accuracy": known(any_mate), "mate1/strict": known(strict)}
-
-
-def position_prompt(fen: str, answerer: Answerer) -> str:
-    """What asks for an analysis of a position without labels."""
-    return POLICY.prompt(PolicyRow(fen, (), ()), answerer.style)
-
-
-def best_move(answer: Answer) -> str:
-    """B of an answer, empty if it cannot be read."""
-    return POLICY.parse(answer.text).best if answer.finished else ""
 
 
 def passk_columns(
@@ -309,8 +298,8 @@ def passk_columns(
 ) -> dict[str, Values]:
     """Unbiased pass@k of the best move, row by row, from the answerer's samples."""
     n = answerer.samples
-    answers = iter(answerer.answer([POLICY.prompt(row, answerer.style) for row in rows]))
-    right = [sum(best_move(next(answers)) == row.moves[0] for _ in range(n)) for row in rows]
+    answers = iter(analyses(answerer, (row.fen for row in rows)))
+    right = [sum(next(answers).best == row.moves[0] for _ in range(n)) for row in rows]
     return {f"passk/{k}": known(pass_at_k(n, c, k) for c in right) for k in ks if k <= n}
 
 
@@ -322,9 +311,9 @@ def solve(answerer: Answerer, puzzles: Sequence[Puzzle]) -> Values:
         open_ones = [i for i in range(len(puzzles)) if np.isnan(solved[i])]
         for i in open_ones:
             boards[i].push_uci(puzzles[i].moves[ply])
-        prompts = [position_prompt(boards[i].fen(), answerer) for i in open_ones]
-        for i, answer in zip(open_ones, answerer.answer(prompts), strict=True):
-            said, line = best_move(answer), puzzles[i].moves
+        found = analyses(answerer, (boards[i].fen() for i in open_ones))
+        for i, answer in zip(open_ones, found, strict=True):
+            said, line = answer.best, puzzles[i].moves
             if said not in legal_moves(boards[i].fen()):
                 solved[i] = 0.0
                 continue

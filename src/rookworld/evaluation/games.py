@@ -23,21 +23,19 @@ import chess
 import chess.engine
 import chess.pgn
 
-from rookworld.evaluation.evaluate import position_prompt
-from rookworld.evaluation.generator import Answer, Answerer
+from rookworld.evaluation.generator import Answerer, analyses
 from rookworld.evaluation.statistics import (
     Estimate,
-    Values,
-    bootstrap_interval,
     elo_difference,
     known,
     match_score,
+    mean_estimate,
     share,
 )
 from rookworld.runtime.atomic_files import write_text
 from rookworld.runtime.errors import EngineError
 from rookworld.tasks.engine import default_timeout_s
-from rookworld.tasks.policy import POLICY
+from rookworld.tasks.policy import PolicyAnswer
 from rookworld.tasks.task import legal_moves
 
 STRONGEST = 20
@@ -71,12 +69,9 @@ class ModelPlayer:
     def choose(self, boards: Sequence[chess.Board], games: Sequence[int]) -> list[str]:
         """B for each position, or what stands for it."""
         fens = [board.fen() for board in boards]
-        prompts = [position_prompt(fen, self.answerer) for fen in fens]
-        answers = self.answerer.answer(prompts, games)
-        return [self._move(fen, answer) for fen, answer in zip(fens, answers, strict=True)]
+        return list(map(self._move, fens, analyses(self.answerer, fens, games)))
 
-    def _move(self, fen: str, answer: Answer) -> str:
-        said = POLICY.parse(answer.text if answer.finished else "")
+    def _move(self, fen: str, said: PolicyAnswer) -> str:
         legal = legal_moves(fen)
         if said.best in legal or not self.fallback:
             return said.best
@@ -246,11 +241,6 @@ def selfplay(
         **_ends("selfplay", games),
     }
     return Played(games, estimates)
-
-
-def mean_estimate(values: Values) -> Estimate:
-    """A mean of counts; never read as a share, even if all of them are 0 or 1."""
-    return Estimate(float(values.mean()), values.size, *bootstrap_interval(values))
 
 
 def _inverse(mean: Estimate) -> Estimate:

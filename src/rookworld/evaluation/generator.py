@@ -12,11 +12,12 @@ Left out on purpose: constraints on the text. An evaluation measures what the mo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from rookworld.tasks.task import Style
+from rookworld.tasks.policy import POLICY, PolicyAnswer
+from rookworld.tasks.task import PolicyRow, Style
 
 if TYPE_CHECKING:
     from rookworld.model.gpt2 import GPT2
@@ -60,6 +61,15 @@ class Answerer(Protocol):
         Equal prompts are answered alike, unless each prompt comes with a number of its own.
         """
         ...
+
+
+def analyses(
+    answerer: Answerer, fens: Iterable[str], salts: Sequence[int] = ()
+) -> list[PolicyAnswer]:
+    """What a model says of positions without labels; an answer that does not end says nothing."""
+    prompts = [POLICY.prompt(PolicyRow(fen, (), ()), answerer.style) for fen in fens]
+    answers = answerer.answer(prompts, salts)
+    return [POLICY.parse(answer.text if answer.finished else "") for answer in answers]
 
 
 class ModelAnswerer:

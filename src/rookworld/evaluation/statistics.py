@@ -81,8 +81,12 @@ def estimate(values: Values, *, of_share: bool = True) -> Estimate | None:
         return None
     if of_share and np.isin(values, (0.0, 1.0)).all():
         return share(int(values.sum()), values.size)
-    low, high = bootstrap_interval(values)
-    return Estimate(float(values.mean()), values.size, low, high)
+    return mean_estimate(values)
+
+
+def mean_estimate(values: Values) -> Estimate:
+    """A mean of counts; never read as a share, even if all of them are 0 or 1."""
+    return Estimate(float(values.mean()), values.size, *bootstrap_interval(values))
 
 
 def estimates(rows: Mapping[str, Values]) -> dict[str, Estimate]:
@@ -210,3 +214,23 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
     if n - correct < k:
         return 1.0
     return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
+
+
+# --- courses over the steps of a run ---
+
+
+def moving_mean(values: Values, window: int) -> Values:
+    """Mean of each value and the up to `window - 1` before it, what is not finite left out."""
+    padded = np.concatenate([np.full(window, math.nan), values])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, window)[1:]
+    finite = np.isfinite(windows)
+    total, count = np.where(finite, windows, 0.0).sum(axis=1), finite.sum(axis=1)
+    return np.where(count > 0, total / np.maximum(count, 1), math.nan)
+
+
+def slope(x: Values, y: Values) -> float:
+    """Least-squares slope of y over x; 0 where either does not change."""
+    centred = x - x.mean()
+    spread = float(centred @ centred)
+    # less the first value: rounding would give a constant course a slope
+    return float(centred @ (y - y[0])) / spread if spread else 0.0

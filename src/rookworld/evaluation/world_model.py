@@ -15,10 +15,8 @@ from dataclasses import dataclass
 
 import chess
 
-from rookworld.evaluation.evaluate import best_move, position_prompt
-from rookworld.evaluation.games import mean_estimate
-from rookworld.evaluation.generator import Answer, Answerer
-from rookworld.evaluation.statistics import Estimate, known, share
+from rookworld.evaluation.generator import Answer, Answerer, analyses
+from rookworld.evaluation.statistics import Estimate, known, mean_estimate, share
 from rookworld.tasks.environment import ENVIRONMENT, transition
 from rookworld.tasks.task import EnvironmentRow
 
@@ -63,12 +61,11 @@ def walk_worlds(
     walks = [_begun(i, starts[i] if starts else ()) for i in range(n)]
     while active := [walk for walk in walks if not walk.end]:
         salts = [walk.number for walk in active]
-        asked = [position_prompt(walk.fen, answerer) for walk in active]
-        moves = [best_move(answer) for answer in answerer.answer(asked, salts)]
         played = []
-        for walk, move in zip(active, moves, strict=True):
-            if move:
-                played.append((walk, transition(walk.fen, move, walk.history)))
+        found = analyses(answerer, (walk.fen for walk in active), salts)
+        for walk, said in zip(active, found, strict=True):
+            if said.best:
+                played.append((walk, transition(walk.fen, said.best, walk.history)))
             else:
                 walk.end = "no_move"
         prompts = [ENVIRONMENT.prompt(truth, answerer.style) for _, truth in played]

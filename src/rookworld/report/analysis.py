@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from rookworld.evaluation.statistics import moving_mean, slope
 from rookworld.report.run_reader import Record, RunRecord, Values, number
 from rookworld.runtime.run_folder import finite
 
@@ -64,17 +65,6 @@ class Trend:
         return "falling" if self.high < 0 else "level"
 
 
-def moving_average(values: Values, window: int = WINDOW) -> Values:
-    """Mean of each value and the up to `window - 1` before it, NaN values left out."""
-    known = np.isfinite(values)
-    sums = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
-    counts = np.concatenate([[0], np.cumsum(known)])
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(0, ends - window)
-    total, count = sums[ends] - sums[starts], counts[ends] - counts[starts]
-    return np.where(count > 0, total / np.maximum(count, 1), math.nan)
-
-
 def trend(steps: Values, values: Values) -> Trend | None:
     """Level and slope; None with fewer than four known values.
 
@@ -88,8 +78,8 @@ def trend(steps: Values, values: Values) -> Trend | None:
         return None
     centred = x - x.mean()
     spread = float(centred @ centred)
-    slope = float(centred @ y) / spread
-    residuals = y - y.mean() - slope * centred
+    rise = slope(x, y)
+    residuals = y - y.mean() - rise * centred
     energy = float(residuals @ residuals)
     rho = float(residuals[1:] @ residuals[:-1]) / energy if energy > 0 else 0.0
     rho = min(max(rho, 0.0), 0.99)
@@ -97,7 +87,7 @@ def trend(steps: Values, values: Values) -> Trend | None:
     error = math.sqrt(energy / (n - 2) / spread * n / effective)
     half = _t95(effective - 2) * error
     last = float(y[-WINDOW:].mean())
-    return Trend(last, 100 * slope, 100 * (slope - half), 100 * (slope + half))
+    return Trend(last, 100 * rise, 100 * (rise - half), 100 * (rise + half))
 
 
 def _t95(freedom: float) -> float:
@@ -249,7 +239,7 @@ def _best_eval(run: RunRecord, metric: str | None) -> tuple[int | None, float | 
 
 
 def _best_train_step(run: RunRecord) -> int | None:
-    smooth = moving_average(run.series("reward/mean"))
+    smooth = moving_mean(run.series("reward/mean"), WINDOW)
     # before a whole window is known the average is mostly chance
     smooth = smooth if len(smooth) <= WINDOW else np.where(run.steps < WINDOW, math.nan, smooth)
     if not np.isfinite(smooth).any():

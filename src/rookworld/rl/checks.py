@@ -12,8 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
+
 from rookworld.evaluation.evaluate import Evaluation, HeldOut, evaluate
 from rookworld.evaluation.generator import ModelAnswerer
+from rookworld.evaluation.statistics import moving_mean, slope
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.rl.settings import TrainSettings
@@ -170,8 +173,8 @@ def overfit_criteria(folder: Path) -> list[Law]:
     rewards = [float(line["reward/greedy"]["value"]) for line in read_lines(folder / "eval.jsonl")]
     metrics = list(read_lines(folder / "metrics.jsonl"))
     window = min(WINDOW, max(1, len(rewards) // 2))
-    smooth = moving_mean(rewards, window)
-    rise = slope(smooth)
+    smooth = moving_mean(np.array(rewards), window)[window - 1 :]
+    rise = slope(np.arange(len(smooth), dtype=np.float64), smooth)
     shares = [_kl_share(line) for line in metrics]
     high = longest_run(share > KL_SHARE for share in shares)
     norms = [float(line["grad/norm"]) for line in metrics]
@@ -200,23 +203,6 @@ def _kl_share(line: dict[str, float]) -> float:
     kl = abs(float(line["kl/coef"]) * float(line["loss/kl"]))
     rest = abs(float(line["loss/policy"]))
     return kl / (kl + rest) if kl + rest > 0 else 0.0
-
-
-def moving_mean(values: Sequence[float], window: int) -> list[float]:
-    """Means of the last `window` values, from the first that has so many (or of all)."""
-    window = min(window, len(values))
-    return [fmean(values[i - window : i]) for i in range(window, len(values) + 1)]
-
-
-def slope(values: Sequence[float]) -> float:
-    """Least-squares slope a step; 0 for fewer than two values."""
-    n = len(values)
-    if n < 2:
-        return 0.0
-    middle, mean = (n - 1) / 2, fmean(values)
-    return sum((i - middle) * (v - mean) for i, v in enumerate(values)) / sum(
-        (i - middle) ** 2 for i in range(n)
-    )
 
 
 def longest_run(flags: Iterable[bool]) -> int:
