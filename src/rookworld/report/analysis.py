@@ -26,8 +26,14 @@ LOSS_WINDOW, LOSS_RISES = 10, 3
 KL_WARN_SHARE = 0.8
 VALIDITY_FLOOR = 0.8
 KL_SHARE_LIMIT = 0.7
-FLAT_LIMIT = 0.7
-TRUNCATED_LIMIT = 0.1
+_LIMITS = {
+    "reward/flat_groups": (
+        0.7,
+        "groups have no spread and teach nothing; raise --k-samples",
+    ),
+    "tokens/truncated": (0.1, "answers were cut off; raise --max-new-tokens"),
+}
+"""Shares that waste work: the most that is healthy, and what to say beyond it."""
 HELD_OUT_REWARDS = ("reward/sampled", "reward/greedy")
 """The held-out reward by which checkpoints are compared: the first that was measured."""
 TREND_METRICS = (
@@ -270,8 +276,8 @@ def warnings_of(run: RunRecord) -> list[str]:
     if not run.metrics:
         return []
     checks = (_stopped, _kl_near, _invalid, _negative, _loss_rising, _entropy_low, _kl_heavy)
-    found = [check(run) for check in (*checks, _flat, _truncated)]
-    return [line for line in found if line is not None]
+    found = [check(run) for check in checks]
+    return [line for line in found if line is not None] + _wasted(run)
 
 
 def _stopped(run: RunRecord) -> str | None:
@@ -346,15 +352,11 @@ def _kl_heavy(run: RunRecord) -> str | None:
     return f"KL is {share:.0%} of the loss: the penalty outweighs the reward; lower --kl-coef"
 
 
-def _flat(run: RunRecord) -> str | None:
-    share = _last_mean(run.series("reward/flat_groups"))
-    if share is None or share <= FLAT_LIMIT:
-        return None
-    return f"{share:.0%} of the groups have no spread and teach nothing; raise --k-samples"
-
-
-def _truncated(run: RunRecord) -> str | None:
-    share = _last_mean(run.series("tokens/truncated"))
-    if share is None or share <= TRUNCATED_LIMIT:
-        return None
-    return f"{share:.0%} of the answers were cut off; raise --max-new-tokens"
+def _wasted(run: RunRecord) -> list[str]:
+    """What the limits on shares of groups and answers say."""
+    last = {metric: _last_mean(run.series(metric)) for metric in _LIMITS}
+    return [
+        f"{share:.0%} of the {_LIMITS[metric][1]}"
+        for metric, share in last.items()
+        if share is not None and share > _LIMITS[metric][0]
+    ]

@@ -70,8 +70,18 @@ def usage(style: str) -> str:
 
 def training(run: Path) -> str:
     origin, config = read_json(run / "origin.json"), read_json(run / "config.json")
-    told = ("model", "data", "steps", "batch_size", "k_samples", "lr", "kl_coef", "kl_type", "seed")
-    lines = [f"| `{key}` | {config[key]} |" for key in told if key in config]
+    keys = (
+        "model",
+        "data",
+        "steps",
+        "batch_size",
+        "k_samples",
+        "lr",
+        "kl_coef",
+        "kl_type",
+        "seed",
+    )
+    lines = [f"| `{key}` | {config[key]} |" for key in keys if key in config]
     table = "\n".join(["| setting | value |", "|---|---|", *lines])
     return (
         f"## Training\n\nRookWorld {origin['version']}, commit {origin['commit'] or 'unknown'}, "
@@ -87,7 +97,7 @@ def evaluation(run: Path, step: int | None) -> str:
         return ""
     first, last = lines[0], measured[-1]
     rows = [
-        f"| {name} | {told(first[name])} | {told(last[name])} | {last[name]['n']} |"
+        f"| {name} | {estimate(first[name])} | {estimate(last[name])} | {last[name]['n']} |"
         for name in METRICS
         if name in first and name in last
     ]
@@ -95,5 +105,5 @@ def evaluation(run: Path, step: int | None) -> str:
     return "## Evaluation\n\nHeld-out rows, 95 % intervals.\n\n" + "\n".join([*head, *rows]) + "\n"
 
 
-def told(one: dict[str, Any]) -> str:
+def estimate(one: dict[str, Any]) -> str:
     return f"{one['value']:.3f} [{one['low']:.3f}, {one['high']:.3f}]"

@@ -20,7 +20,7 @@ from rookworld.report.analysis import Analysis, analyze
 from rookworld.report.gallery import MOST_CARDS, gallery, parts_over_training
 from rookworld.report.run_reader import Record, RunRecord, Values, is_sweep, number, read_run
 from rookworld.report.sweep_summary import SweepSummary, read_sweep, summarize
-from rookworld.report.tables import LOWER_IS_BETTER, apart, time_text
+from rookworld.report.tables import LOWER_IS_BETTER, apart, facts
 from rookworld.rl.settings import TrainSettings
 from rookworld.runtime.config import resolved
 
@@ -219,7 +219,7 @@ def run_data(run: RunRecord, cards: int) -> Record:
         "hours": round(found.hours, 4),
         "notes": found.notes,
         "warnings": found.warnings,
-        "facts": facts(found),
+        "facts": facts(found) | slopes(found),
         "every": max(1, math.ceil(len(run.metrics) / max(1, len(steps)))),
         "x": steps,
         "series": thinned,
@@ -236,25 +236,14 @@ def run_data(run: RunRecord, cards: int) -> Record:
     }
 
 
-def facts(found: Analysis) -> dict[str, str]:
-    """Short statements for the summary, by label."""
-    told = {}
-    if found.validity:
-        told["Readable"] = ", ".join(f"{t} {share:.1%}" for t, share in found.validity.items())
-    if found.kl_share is not None:
-        told["KL share of the loss"] = f"{found.kl_share:.0%}"
-    if found.time_s:
-        told["Time a step"] = time_text(found.time_s)
-    if found.memory_mb is not None:
-        told["Peak memory"] = f"{found.memory_mb:,.0f} MB"
-    if found.best_step is not None:
-        told["Best held-out step"] = f"{found.best_step}"
-    for name, label in (("reward/mean", "Reward"), ("kl/exact", "KL")):
-        trend = found.trends.get(name)
-        if trend is not None:
+def slopes(found: Analysis) -> dict[str, str]:
+    """How fast reward and KL go, by label."""
+    texts = {}
+    for name, label in (("reward/mean", "reward"), ("kl/exact", "KL")):
+        if (trend := found.trends.get(name)) is not None:
             interval = f"{trend.low:+.2g} to {trend.high:+.2g}"
-            told[f"{label} per 100 steps"] = f"{trend.slope:+.2g} ({interval})".replace("-", "−")
-    return told
+            texts[f"{label} per 100 steps"] = f"{trend.slope:+.2g} ({interval})".replace("-", "−")
+    return texts
 
 
 def thin(steps: Values, series: Mapping[str, Values]) -> tuple[list[int], dict[str, Any]]:

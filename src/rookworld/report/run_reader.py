@@ -17,13 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rookworld.runtime.errors import RookworldError
-from rookworld.runtime.run_folder import read_json, read_lines
+from rookworld.runtime.run_folder import STREAMS, read_json, read_lines
 
 Values = NDArray[np.float64]
 Record = dict[str, Any]
 
-_STREAMS = ("metrics.jsonl", "events.jsonl", "eval.jsonl", "rollouts.jsonl")
-_MARKS = ("config.json", "origin.json", "train.log", *_STREAMS)
+_MARKS = ("config.json", "origin.json", "train.log", *STREAMS)
 SWEEP_FILE = "sweep.json"
 """What makes a folder a sweep: its space and every trial so far."""
 
@@ -103,7 +102,7 @@ def read_run(folder: Path) -> RunRecord:
     if not folder.is_dir():
         raise RookworldError(f"{folder}: no such run folder")
     notes: list[str] = []
-    streams = {name: _read_stream(folder / name, notes) for name in _STREAMS}
+    streams = {name: _read_stream(folder / name, notes) for name in STREAMS}
     config = _read_object(folder / "config.json", notes)
     origin = _read_object(folder / "origin.json", notes)
     if not any((config, origin, *streams.values())):

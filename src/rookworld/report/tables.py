@@ -34,13 +34,13 @@ def render(analyses: Sequence[Analysis]) -> RenderableType:
         parts.append(_comparison(analyses))
     for one in analyses:
         for style, lines in (("yellow", one.warnings), ("dim", one.notes)):
-            shown = lines if len(analyses) <= MANY_RUNS or len(lines) < 2 else _shortened(lines)
+            shown = lines if len(analyses) <= MANY_RUNS else _first(lines)
             parts += [Text(f"{one.name}: {line}", style=style) for line in shown]
     return Group(*parts)
 
 
-def _shortened(lines: Sequence[str]) -> tuple[str, ...]:
-    return (f"{lines[0]} (and {len(lines) - 1} more)",)
+def _first(lines: Sequence[str]) -> Sequence[str]:
+    return lines if len(lines) < 2 else (f"{lines[0]} (and {len(lines) - 1} more)",)
 
 
 def _details(one: Analysis) -> list[RenderableType]:
@@ -50,10 +50,9 @@ def _details(one: Analysis) -> list[RenderableType]:
         parts.append(_held_out_table(one))
     if one.trends:
         parts.append(_trend_table(one.trends))
-    facts = _facts(one)
-    if facts:
+    if known := facts(one):
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-        for label, value in facts.items():
+        for label, value in known.items():
             table.add_row(Text(label, style="dim"), value)
         parts.append(table)
     return parts
@@ -121,26 +120,27 @@ def _trend_table(trends: Mapping[str, Trend]) -> Table:
     return table
 
 
-def _facts(one: Analysis) -> dict[str, str]:
-    facts: dict[str, str] = {}
+def facts(one: Analysis) -> dict[str, str]:
+    """Short statements about a run, by label."""
+    found: dict[str, str] = {}
     if one.best_step is not None:
-        facts["best held-out"] = f"step {one.best_step}: {one.held_out} {one.best_reward:.4g}"
+        found["best held-out"] = f"step {one.best_step}: {one.held_out} {one.best_reward:.4g}"
     if one.best_train_step is not None:
-        facts["best training"] = f"step {one.best_train_step}, by the {WINDOW}-step mean"
+        found["best training"] = f"step {one.best_train_step}, by the {WINDOW}-step mean"
     if one.validity:
         shares = (f"{task} {share:.1%}" for task, share in one.validity.items())
-        facts["readable answers"] = ", ".join(shares)
+        found["readable answers"] = ", ".join(shares)
     if one.kl_share is not None:
-        facts["KL share of loss"] = f"{one.kl_share:.0%}"
+        found["KL share of loss"] = f"{one.kl_share:.0%}"
     if one.clipped is not None and one.ratio_max is not None:
-        facts["clipped tokens"] = f"{one.clipped:.2%}, largest ratio {one.ratio_max:.3g}"
+        found["clipped tokens"] = f"{one.clipped:.2%}, largest ratio {one.ratio_max:.3g}"
     if one.events:
-        facts["guard"] = ", ".join(f"{name} × {count}" for name, count in one.events.items())
+        found["guard"] = ", ".join(f"{name} × {count}" for name, count in one.events.items())
     if one.time_s:
-        facts["time a step"] = time_text(one.time_s)
+        found["time a step"] = time_text(one.time_s)
     if one.memory_mb is not None:
-        facts["peak memory"] = f"{one.memory_mb:,.0f} MB"
-    return facts
+        found["peak memory"] = f"{one.memory_mb:,.0f} MB"
+    return found
 
 
 def time_text(time_s: Mapping[str, float]) -> str:
