@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import combinations
 from statistics import fmean
 from typing import Literal
@@ -40,7 +39,7 @@ PARTS: dict[str, Callable[[str, Tensor], bool]] = {
 
 def main(model: str, batches: int, batch_size: int) -> None:
     """A table of agreement by part of the model and by credit; analysis prompts alone."""
-    settings = TrainSettings(
+    settings = TrainSettings.of(
         model=model,
         batch_size=batch_size,
         mix_env_ratio=0.0,
@@ -55,9 +54,9 @@ def main(model: str, batches: int, batch_size: int) -> None:
         collected = collect_groups(state, settings, None, Clock(device), StepScratch())
         state.step += 1
         for paid in CREDITS:
-            found[paid].append(gradients(state, collected, replace(settings, credit=paid)))
+            found[paid].append(gradients(state, collected, settings.but(credit=paid)))
     weights = dict(state.learner.model.named_parameters())
-    print(f"{batches} batches of {batch_size} prompts × {settings.k_samples} answers")
+    print(f"{batches} batches of {batch_size} prompts × {settings.sampling.k_samples} answers")
     for part, belongs in PARTS.items():
         names = [name for name, weight in weights.items() if belongs(name, weight)]
         for paid in CREDITS:

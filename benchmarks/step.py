@@ -28,7 +28,7 @@ from rookworld.rl.metrics import Clock
 from rookworld.rl.overlap import collect_groups
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
-from rookworld.rl.state import State, new_state, reward_rules, sampling
+from rookworld.rl.state import State, new_state, sampling
 from rookworld.rl.trainer import learn
 from rookworld.rollout.types import Group
 from rookworld.runtime.distributed import start
@@ -54,7 +54,7 @@ def demo_state(folder: Path) -> tuple[State, TrainSettings]:
     tokenizer = pick_tokenizer("chess")
     model = GPT2(SHAPE(vocab_size=tokenizer.vocab_size)).init_weights(0)
     save_model(model, folder / "model", tokenizer=tokenizer)
-    settings = TrainSettings(
+    settings = TrainSettings.of(
         model=str(folder / "model"), out=folder / "run", mix_env_ratio=0.0, flat_tries=0
     )
     rows = [row for row in load_rows("embedded:train") if isinstance(row, PolicyRow)]
@@ -82,8 +82,8 @@ def timed(state: State, settings: TrainSettings, repeats: int) -> tuple[float, d
 def measured_alone(
     state: State, settings: TrainSettings, groups: Sequence[Group]
 ) -> dict[str, float]:
-    rules = reward_rules(settings)
-    drawn = sampling(settings, state.tokenizer)["P"]
+    rules = settings.rewards
+    drawn = sampling(settings.sampling, state.tokenizer)["P"]
     prompts = [group.prompt.ids for group in groups]
     micros = forward.prepare(groups, state.learner, settings, state.tokenizer.eos)
     for micro in micros:
@@ -91,11 +91,11 @@ def measured_alone(
     totals = update.totals_of(micros, drawn.max_new_tokens)
     assert totals is not None, "a step without tokens"
 
-    dtype = matrices_in(settings.dtype, state.learner.model.device)
+    dtype = matrices_in(settings.compute.dtype, state.learner.model.device)
 
     def decode() -> None:
         sample(
-            state.learner.model, prompts, k=settings.k_samples, settings=drawn,
+            state.learner.model, prompts, k=settings.sampling.k_samples, settings=drawn,
             eos=state.tokenizer.eos, seed=1, dtype=dtype,
         )  # fmt: skip
 

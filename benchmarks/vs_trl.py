@@ -226,7 +226,7 @@ def policy_rows() -> list[PolicyRow]:
 
 
 def our_settings(case: Case) -> TrainSettings:
-    return TrainSettings(
+    return TrainSettings.of(
         model=case.model,
         batch_size=case.batch,
         k_samples=case.k,

@@ -27,7 +27,7 @@ JUNK = " <script>alert(1)</script> {{data}}"
 def made_run(folder: Path, steps: int = 40, *, lr: float = 2e-5, done: bool = True) -> Path:
     """A run that learns: reward rises from 0.4 to 0.6, KL to 0.1, with one restore at step 20."""
     run = Run(folder)
-    settings = TrainSettings(out=folder, steps=steps, lr=lr)
+    settings = TrainSettings.of(out=folder, steps=steps, lr=lr)
     write_json(folder / "config.json", resolved(settings))
     write_json(folder / "origin.json", {"version": version("rookworld"), "seed": 0})
     for step in range(1, steps + 1):

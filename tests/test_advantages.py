@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from torch import Tensor
 from rookworld.grpo.advantages import (
     BASELINES,
     SCALES,
-    AdvantageSettings,
     RunningMeans,
     batch_std,
     flat_groups,
@@ -24,6 +24,7 @@ from rookworld.grpo.advantages import (
     task_sums,
     valid_groups,
 )
+from rookworld.grpo.settings import AdvantageSettings
 
 FOUR = [0.0, 0.2, 0.4, 1.0]  # mean 0.4, variance 0.14
 
@@ -46,9 +47,9 @@ def close(actual: Tensor, expected: list[float] | list[list[float]]) -> None:
         ("adaptive", [r - (0.4 - 0.1 * 7 / 9) for r in FOUR]),
     ],
 )
-def test_four_rewards_four_advantages(baseline: str, expected: list[float]) -> None:
+def test_four_rewards_four_advantages(baseline: Any, expected: list[float]) -> None:
     running = torch.tensor([0.3], dtype=torch.float64)
-    out = group_advantages(rewards_of(FOUR), running, AdvantageSettings(baseline=baseline))
+    out = group_advantages(rewards_of(FOUR), running, AdvantageSettings(baseline_type=baseline))
     close(out, [expected])
 
 
@@ -60,30 +61,33 @@ def test_every_baseline_and_scale_is_tested_by_hand() -> None:
 @pytest.mark.parametrize(
     ("scale", "divisor"), [("none", 1.0), ("group", math.sqrt(0.14)), ("batch", 0.5)]
 )
-def test_scales_by_hand(scale: str, divisor: float) -> None:
+def test_scales_by_hand(scale: Any, divisor: float) -> None:
     centred = rewards_of(FOUR) - 0.4
-    out = scaled_advantages(centred, 0.5, AdvantageSettings(scale=scale))
+    out = scaled_advantages(centred, 0.5, AdvantageSettings(advantage_scale=scale))
     close(out, [[(r - 0.4) / divisor for r in FOUR]])
 
 
 @pytest.mark.parametrize("scale", ["group", "batch"])
-def test_the_floor_keeps_noise_small(scale: str) -> None:
+def test_the_floor_keeps_noise_small(scale: Any) -> None:
     centred = rewards_of([1e-6, -1e-6])
-    settings = AdvantageSettings(scale=scale, std_floor=0.05)
+    settings = AdvantageSettings(advantage_scale=scale, advantage_std_floor=0.05)
     assert scaled_advantages(centred, 1e-6, settings).abs().max() == pytest.approx(2e-5)
-    still = scaled_advantages(rewards_of([0, 0]), 0.0, AdvantageSettings(scale=scale, std_floor=0))
+    still = scaled_advantages(
+        rewards_of([0, 0]), 0.0, AdvantageSettings(advantage_scale=scale, advantage_std_floor=0)
+    )
     assert still.tolist() == [[0, 0]]
 
 
 def test_the_clip_comes_after_the_scale() -> None:
-    out = scaled_advantages(rewards_of([-3, 0.5, 3]), 0.5, AdvantageSettings(clip=2.0))
+    out = scaled_advantages(rewards_of([-3, 0.5, 3]), 0.5, AdvantageSettings(advantage_clip=2.0))
     assert out.tolist() == [[-2, 1, 2]]
 
 
 def test_advantages_of_a_group_sum_to_zero() -> None:
     rewards = torch.rand(50, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    for scale in SCALES:
-        settings = AdvantageSettings(scale=scale)
+    scales: tuple[Any, ...] = tuple(SCALES)
+    for scale in scales:
+        settings = AdvantageSettings(advantage_scale=scale)
         centred = group_advantages(rewards, torch.zeros(50), settings)
         assert scaled_advantages(centred, 0.3, settings).sum(-1).abs().max() < 1e-12
 
@@ -97,7 +101,7 @@ def test_adaptive_lies_between_its_two_ends() -> None:
 
 def test_rloo_refuses_a_lone_sample() -> None:
     with pytest.raises(ValueError, match="at least 2 samples a group, got 1"):
-        group_advantages(rewards_of([1.0]), torch.zeros(1), AdvantageSettings(baseline="rloo"))
+        group_advantages(rewards_of([1.0]), torch.zeros(1), AdvantageSettings(baseline_type="rloo"))
 
 
 # --- filters ------------------------------------------------------------------------------------
@@ -120,10 +124,10 @@ def test_a_missing_reward_drops_its_group_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("baseline", BASELINES)
-def test_a_reward_that_is_no_number_is_refused(baseline: str) -> None:
+def test_a_reward_that_is_no_number_is_refused(baseline: Any) -> None:
     poisoned = reward_tensor([[0.1, 0.2], [None, 0.3]])
     with pytest.raises(ValueError, match=r"group 1 .* \(1 of 2 groups\); drop such groups"):
-        group_advantages(poisoned, torch.zeros(2), AdvantageSettings(baseline=baseline))
+        group_advantages(poisoned, torch.zeros(2), AdvantageSettings(baseline_type=baseline))
 
 
 def test_groups_of_different_size_are_refused() -> None:

@@ -118,10 +118,10 @@ def test_auto_learns_from_choices_where_everything_allows_it(
 ) -> None:
     settings = tiny_settings(tiny_folder, tmp_path, credit="auto", **flags)
     found = with_credit(settings, Tokenizer.load(tiny_folder))
-    assert found.credit == decided
-    assert replace(found, credit="auto") == settings
-    assert with_credit(settings, PIECES).credit == "fields"
-    by_answer = replace(settings, credit="answer")
+    assert found.advantages.credit == decided
+    assert found.but(credit="auto") == settings
+    assert with_credit(settings, PIECES).advantages.credit == "fields"
+    by_answer = settings.but(credit="answer")
     assert with_credit(by_answer, Tokenizer.load(tiny_folder)) == by_answer
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from rookworld.cli.display import say, show
 from rookworld.cli.door import COMMANDS, main
+from rookworld.cli.help import TAKES
 from rookworld.data.rows import row_text
 from rookworld.data.sources import load_rows, write_rows
-from rookworld.runtime.config import TAKES
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
 

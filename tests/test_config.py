@@ -8,7 +8,8 @@ from typing import Literal
 
 import pytest
 
-from rookworld.runtime.config import layered, leading, parse, resolved, short_hash
+from rookworld.cli.flags import layered, leading, parse
+from rookworld.runtime.config import resolved, short_hash
 from rookworld.runtime.errors import ConfigError
 
 

@@ -110,7 +110,7 @@ def test_two_ranks_go_the_way_of_one_with_the_embedded_model(tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "more", ["--gae", "--credit choices --reward-norm", "--agreement-coef 1 --agreement-prompts 6"]
+    "more", ["--gae", "--credit choices --reward-norm", "--distill-coef 1 --distill-prompts 6"]
 )
 def test_two_ranks_go_the_way_of_one_by_other_credit(
     warm_folder: Path, tmp_path: Path, more: str

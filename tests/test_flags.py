@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rookworld.cli import evaluate as judging
 from rookworld.cli.train import Recorder, held_out, read_rows, read_settings
 from rookworld.evaluation import evaluate
+from rookworld.grpo import loss as losses
 from rookworld.model.weights import load_model
 from rookworld.rl import credit, forward, overlap, state, update
 from rookworld.rl.forward import Learner
@@ -25,15 +25,13 @@ from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import (
     State,
-    guard_settings,
-    kl_settings,
     new_state,
     reference_device,
-    reward_rules,
     sampling,
 )
 from rookworld.rl.trainer import lr_at, train
 from rookworld.runtime import distributed
+from rookworld.runtime.config import flat_fields
 from rookworld.runtime.errors import ConfigError
 from rookworld.runtime.run_folder import read_lines
 from tiny_training import (
@@ -50,38 +48,27 @@ pytestmark = pytest.mark.usefixtures("single_thread")
 TOKENIZER = tiny_tokenizer()
 
 REACHES: list[tuple[str, Callable[[TrainSettings], Any], Any]] = [
-    ("--kl-coef 0.5", lambda s: kl_settings(s).coef, 0.5),
-    ("--adaptive-kl", lambda s: kl_settings(s).adaptive, True),
-    ("--target-kl 0.7", lambda s: kl_settings(s).target, 0.7),
-    ("--kl-coef-min 0.003", lambda s: kl_settings(s).coef_min, 0.003),
-    ("--kl-coef-max 7", lambda s: kl_settings(s).coef_max, 7),
-    ("--kl-warmup-steps 9", lambda s: kl_settings(s).warmup_steps, 9),
-    ("--kl-warmup-factor 0.3", lambda s: kl_settings(s).warmup_factor, 0.3),
+    ("--kl-coef 0.5", lambda s: s.kl.kl_coef, 0.5),
+    ("--adaptive-kl", lambda s: s.kl.adaptive_kl, True),
+    ("--target-kl 0.7", lambda s: s.kl.target_kl, 0.7),
+    ("--kl-coef-min 0.003", lambda s: s.kl.kl_coef_min, 0.003),
+    ("--kl-coef-max 7", lambda s: s.kl.kl_coef_max, 7),
+    ("--kl-warmup-steps 9", lambda s: s.kl.kl_warmup_steps, 9),
+    ("--kl-warmup-factor 0.3", lambda s: s.kl.kl_warmup_factor, 0.3),
     (
         "--kl-divergence-threshold 8",
-        lambda s: guard_settings(s).kl_divergence_threshold,
+        lambda s: s.guard.kl_divergence_threshold,
         8,
     ),
-    ("--adaptive-threshold", lambda s: guard_settings(s).adaptive_threshold, True),
-    ("--recovery-lr-factor 0.1", lambda s: guard_settings(s).recovery_lr_factor, 0.1),
-    ("--max-consecutive-nans 9", lambda s: guard_settings(s).max_consecutive_nans, 9),
-    ("--max-recoveries 9", lambda s: guard_settings(s).max_recoveries, 9),
-    ("--entropy-floor 0.5", lambda s: guard_settings(s).entropy_floor, 0.5),
-    ("--reward-shaping binary", lambda s: reward_rules(s).shaping, "binary"),
-    ("--p-format 3", lambda s: reward_rules(s).p_format, 3),
-    ("--p-legal 3", lambda s: reward_rules(s).p_legal, 3),
-    ("--p-best 3", lambda s: reward_rules(s).p_best, 3),
-    ("--p-candidates 3", lambda s: reward_rules(s).p_candidates, 3),
-    ("--p-evaluations 3", lambda s: reward_rules(s).p_evaluations, 3),
-    ("--p-whole 3", lambda s: reward_rules(s).p_whole, 3),
-    ("--p-best-scale 0.02", lambda s: reward_rules(s).p_best_scale, 0.02),
-    ("--a-format 3", lambda s: reward_rules(s).a_format, 3),
-    ("--a-board 3", lambda s: reward_rules(s).a_board, 3),
-    ("--a-flags 3", lambda s: reward_rules(s).a_flags, 3),
-    ("--a-reward 3", lambda s: reward_rules(s).a_reward, 3),
-    ("--a-whole 3", lambda s: reward_rules(s).a_whole, 3),
-    ("--p-malformed -0.7", lambda s: reward_rules(s).p_malformed, -0.7),
-    ("--a-malformed -0.8", lambda s: reward_rules(s).a_malformed, -0.8),
+    ("--adaptive-threshold", lambda s: s.guard.adaptive_threshold, True),
+    ("--recovery-lr-factor 0.1", lambda s: s.guard.recovery_lr_factor, 0.1),
+    ("--max-consecutive-nans 9", lambda s: s.guard.max_consecutive_nans, 9),
+    ("--max-recoveries 9", lambda s: s.guard.max_recoveries, 9),
+    ("--reward-shaping binary", lambda s: s.rewards.reward_shaping, "binary"),
+    ("--p-weights best 3", lambda s: s.rewards.part_weights["best"], 3),
+    ("--p-best-scale 0.02", lambda s: s.rewards.p_best_scale, 0.02),
+    ("--p-malformed -0.7", lambda s: s.rewards.p_malformed, -0.7),
+    ("--a-malformed -0.8", lambda s: s.rewards.a_malformed, -0.8),
     ("--temperature 0.5", lambda s: {t.temperature for t in both(s)}, {0.5}),
     ("--top-p 0.5", lambda s: {t.top_p for t in both(s)}, {0.5}),
     ("--top-k 5", lambda s: {t.top_k for t in both(s)}, {5}),
@@ -92,9 +79,9 @@ REACHES: list[tuple[str, Callable[[TrainSettings], Any], Any]] = [
     ("--a-top-p 0.5", lambda s: [t.top_p for t in both(s)], [1.0, 0.5]),
     ("--ref-device cpu", lambda s: reference_device(s, torch.device("meta")).type, "cpu"),
     ("--score-workers 2", lambda s: workers_of(s), 2),
-    ("--clip-range 0.05", lambda s: s.clip_range, 0.05),
-    ("--clip-range-high 0.4", lambda s: s.clip_high, 0.4),
-    ("--clip-range 0.1", lambda s: s.clip_high, 0.1),
+    ("--clip-range 0.05", lambda s: s.loss.clip_range, 0.05),
+    ("--clip-range-high 0.4", lambda s: s.loss.clip_high, 0.4),
+    ("--clip-range 0.1", lambda s: s.loss.clip_high, 0.1),
 ]
 
 
@@ -104,7 +91,7 @@ def workers_of(settings: TrainSettings) -> int:
 
 
 def both(settings: TrainSettings) -> list[Any]:
-    return list(sampling(settings, TOKENIZER).values())
+    return list(sampling(settings.sampling, TOKENIZER).values())
 
 
 @pytest.mark.parametrize(("flags", "reached", "expected"), REACHES, ids=[r[0] for r in REACHES])
@@ -143,9 +130,9 @@ def watch_rules(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         monkeypatch.setattr(owner, name, watched)
 
     owners: dict[Any, tuple[str, ...]] = {
-        credit: ("AdvantageSettings", "gae", "field_advantages"),
+        credit: ("group_advantages", "gae", "field_advantages"),
         forward: ("Draw", "token_stats", "micro_packs", "expected_worth"),
-        update: ("LossSettings",),
+        losses: ("policy_loss",),
     }
     for owner, names in owners.items():
         for name in names:
@@ -154,18 +141,21 @@ def watch_rules(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 BY_A_STEP: list[tuple[str, Callable[[dict[str, Any]], Any], Any]] = [
-    ("--baseline-type rloo", lambda seen: seen["AdvantageSettings"][1]["baseline"], "rloo"),
-    ("--advantage-scale none", lambda seen: seen["AdvantageSettings"][1]["scale"], "none"),
-    ("--advantage-std-floor 0.3", lambda seen: seen["AdvantageSettings"][1]["std_floor"], 0.3),
-    ("--advantage-clip 2", lambda seen: seen["AdvantageSettings"][1]["clip"], 2),
+    ("--baseline-type rloo", lambda seen: seen["group_advantages"][0][2].baseline_type, "rloo"),
+    ("--advantage-scale none", lambda seen: seen["group_advantages"][0][2].advantage_scale, "none"),
+    (
+        "--advantage-std-floor 0.3",
+        lambda seen: seen["group_advantages"][0][2].advantage_std_floor,
+        0.3,
+    ),
+    ("--advantage-clip 2", lambda seen: seen["group_advantages"][0][2].advantage_clip, 2),
     ("--credit answer", lambda seen: "field_advantages" in seen, False),
     ("--credit outlook", lambda seen: seen["field_advantages"][1]["paid_by"], "outlook"),
     ("--credit choices", lambda seen: "expected_worth" in seen, True),
     ("--credit choices", lambda seen: seen["field_advantages"][1]["paid_by"], "outlook"),
-    ("--loss gspo", lambda seen: seen["LossSettings"][1]["name"], "gspo"),
-    ("--clip-range 0.05", lambda seen: seen["LossSettings"][1]["clip_low"], 0.05),
-    ("--clip-range-high 0.4", lambda seen: seen["LossSettings"][1]["clip_high"], 0.4),
-    ("--tv-delta 0.4", lambda seen: seen["LossSettings"][1]["tv_delta"], 0.4),
+    ("--loss gspo", lambda seen: seen["policy_loss"][0][2].loss, "gspo"),
+    ("--clip-range 0.05", lambda seen: seen["policy_loss"][0][2].clip_range, 0.05),
+    ("--clip-range-high 0.4", lambda seen: seen["policy_loss"][0][2].clip_high, 0.4),
     ("--temperature 0.8", lambda seen: seen["Draw"][1]["temperature"], 0.8),
     ("--top-p 0.8", lambda seen: seen["Draw"][1]["top_p"], 0.8),
     ("--top-k 40", lambda seen: seen["Draw"][1]["top_k"], 40),
@@ -217,7 +207,6 @@ BY_THE_STATE: list[tuple[str, Callable[[State, TrainSettings], Any], Any]] = [
     ("--lr 0.5 --lr-warmup-steps 0", lambda state, s: lr_at(state, s), 0.5),
     ("--lr 0.5 --lr-warmup-steps 5", lambda state, s: lr_at(state, s), 0.1),
     ("--gae", lambda state, s: state.learner.value_head is not None, True),
-    ("--trained vectors", lambda state, s: max(p.ndim for p in learning(state)), 1),
     ("--trained blocks", lambda state, s: state.learner.model.wte.weight.requires_grad, False),
 ]
 
@@ -276,9 +265,8 @@ BY_A_RUN: list[tuple[str, Callable[[Path], Any]]] = [
     ("--ref-sync-every 1", lambda run: last(run, "kl/exact") == 0),
     ("--ref-sync-every 1 --dtype bfloat16", lambda run: last(run, "kl/exact") == 0),
     ("--ref-reset-kl 1e-9", lambda run: state_of(run)["kl_high"]),
-    ("--gae --value-coef 3", lambda run: last(run, "loss/total") > 3 * last(run, "loss/value") > 0),
     ("--entropy-coef 0.5", lambda run: last(run, "loss/total") < -0.1),
-    ("--agreement-coef 9", lambda run: last(run, "loss/total") > 0.1),
+    ("--distill-coef 9", lambda run: last(run, "loss/total") > 0.1),
     ("--flat-tries 0", lambda run: state_of(run)["position"]),
     ("--reward-norm", lambda run: state_of(run)["norm"]["batches"]),
     ("--eval-every 1", lambda run: lines(run, "eval.jsonl")),
@@ -318,9 +306,8 @@ def test_a_flag_is_seen_in_the_run(
 
 ELSEWHERE = """
 model data held_out out resume dry_run eval_policy_rows eval_environment_rows eval_mates judge
-engine nodes log_dir wandb device recompute graphs compile shard reward_warmup_steps backend
-trl_phase_steps agreement_data agreement_prompts agreement_lists agreement_power agreement_first
-agreement_first_power agreement_schedule
+engine nodes log_dir wandb device recompute graphs shard reward_warmup_steps backend
+trl_phase_steps distill_data distill_prompts distill_first distill_first_power distill_schedule
 """
 """Fields that the tests below, or those of resuming and of the commands, look after."""
 
@@ -365,14 +352,9 @@ def test_loggers_that_are_not_installed_are_named(
             pass
 
 
-def test_compiling_is_asked_for_block_by_block(
-    monkeypatch: pytest.MonkeyPatch, tiny_folder: Path
-) -> None:
-    compiled: list[nn.Module] = []
-    monkeypatch.setattr(nn.Module, "compile", lambda block, **options: compiled.append(block))
-    args = f"--model {tiny_folder} {SMALL} --compile --recompute".split()
+def test_recomputing_is_the_policys_alone(tiny_folder: Path) -> None:
+    args = f"--model {tiny_folder} {SMALL} --recompute".split()
     state = new_state(read_settings(args, "rookworld train"), tiny_rows(), torch.device("cpu"))
-    assert compiled == list(state.learner.model.h)
     assert state.learner.model.recompute and not state.learner.reference.recompute
 
 
@@ -380,12 +362,10 @@ def test_passes_are_recorded_only_where_that_is_possible_and_asked_for(
     monkeypatch: pytest.MonkeyPatch, tiny_folder: Path
 ) -> None:
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(nn.Module, "compile", lambda block, **options: None)
     model = load_model(tiny_folder)
     for flags, device, records in (
         ("", "cuda", True),
         ("--no-graphs", "cuda", False),
-        ("--compile", "cuda", False),
         ("--shard", "cuda", False),
         ("", "cpu", False),
     ):
@@ -436,13 +416,13 @@ def test_content_counts_more_and_more_while_rewards_warm_up(
 
 def test_the_device_is_where_the_run_begins() -> None:
     settings = read_settings(["--device", "cpu"], "rookworld train")
-    assert distributed.start(settings.device) == torch.device("cpu")
+    assert distributed.start(settings.compute.device) == torch.device("cpu")
 
 
 def test_no_flag_is_forgotten_here() -> None:
     tables = [row[0] for table in (REACHES, BY_A_STEP, BY_THE_STATE, BY_A_RUN) for row in table]
     words = " ".join(tables).split()
     seen = {word[2:].replace("-", "_") for word in words if word.startswith("--")}
-    fields = {field.name for field in dataclasses.fields(TrainSettings)}
+    fields = set(flat_fields(TrainSettings))
     assert fields - seen - set(ELSEWHERE.split()) == set()
     assert seen | set(ELSEWHERE.split()) <= fields

@@ -24,7 +24,8 @@ from rookworld.grpo.decisions import (
     StepHealth,
     Stop,
 )
-from rookworld.grpo.guard import Guard, GuardSettings
+from rookworld.grpo.guard import LIMITS, Guard, Limits
+from rookworld.grpo.settings import GuardSettings
 from rookworld.runtime.errors import ConfigError
 
 WELL = StepHealth(step=0, loss=0.1, grad_norm=1.0, kl=0.05, entropy=0.8, reward_mean=0.5)
@@ -38,12 +39,18 @@ def run(guard: Guard, *changes: dict[str, float]) -> list[Ruling]:
     ]
 
 
-def decisions(*changes: dict[str, float], settings: GuardSettings | None = None) -> list[Decision]:
-    return [ruling.decision for ruling in run(Guard(settings or GuardSettings()), *changes)]
+def decisions(
+    *changes: dict[str, float], settings: GuardSettings | None = None, limits: Limits = LIMITS
+) -> list[Decision]:
+    guard = Guard(settings or GuardSettings(), limits)
+    return [ruling.decision for ruling in run(guard, *changes)]
 
 
-def names(*changes: dict[str, float], settings: GuardSettings | None = None) -> list[str]:
-    return [type(decision).__name__ for decision in decisions(*changes, settings=settings)]
+def names(
+    *changes: dict[str, float], settings: GuardSettings | None = None, limits: Limits = LIMITS
+) -> list[str]:
+    found = decisions(*changes, settings=settings, limits=limits)
+    return [type(decision).__name__ for decision in found]
 
 
 FINE: dict[str, float] = {}
@@ -82,12 +89,11 @@ def test_stories(story: list[dict[str, float]], expected: list[str]) -> None:
 
 
 def test_rules_can_be_switched_off() -> None:
-    off = GuardSettings(
-        kl_divergence_threshold=0, entropy_floor=0, grad_spike_factor=0, format_drop=0
-    )
+    off = GuardSettings(kl_divergence_threshold=0)
+    limits = Limits(entropy_floor=0, grad_spike_factor=0, format_drop=0)
     wild: dict[str, float] = {"kl": 99.0, "entropy": 0.0, "grad_norm": 1e9}
-    assert names(*[FINE] * 12, *[wild] * 9, settings=off) == ["Continue"] * 21
-    guard = Guard(off)
+    assert names(*[FINE] * 12, *[wild] * 9, settings=off, limits=limits) == ["Continue"] * 21
+    guard = Guard(off, limits)
     for step, validity in enumerate((1.0, 0.0)):
         health = EvalHealth(step=step, reward=0.5, format=validity)
         assert guard.check_eval(health).decision == Continue()
@@ -122,7 +128,9 @@ def test_a_restore_names_its_cause_and_cuts_the_rate_for_good() -> None:
 def test_the_end_is_a_diagnosis_that_names_cause_and_remedy(
     cause: str, bad: dict[str, float]
 ) -> None:
-    guard = Guard(GuardSettings(max_recoveries=1, max_consecutive_nans=2, entropy_patience=2))
+    guard = Guard(
+        GuardSettings(max_recoveries=1, max_consecutive_nans=2), Limits(entropy_patience=2)
+    )
     guard.check_step(WELL)
     rulings = [guard.check_step(replace(WELL, step=7, **bad)) for _ in range(4)]  # type: ignore[arg-type]
     last = next(r for r in rulings if isinstance(r.decision, Stop))
@@ -186,7 +194,7 @@ def test_a_real_fall_of_the_training_reward_halves_the_rate_once() -> None:
 
 
 def test_a_fall_halves_the_rate_for_good_and_says_how_sure_it_is() -> None:
-    guard = Guard(GuardSettings(trend_window=4))
+    guard = Guard(GuardSettings(), Limits(trend_window=4))
     before = [{"reward_mean": 0.5 + 0.01 * (step % 2)} for step in range(8)]
     fall, *_ = run(guard, *before, {"reward_mean": 0.2}, {"reward_mean": 0.2})[-2:]
     assert fall.decision == Continue()
@@ -197,7 +205,7 @@ def test_a_fall_halves_the_rate_for_good_and_says_how_sure_it_is() -> None:
     assert (event["kind"], event["cause"]) == ("rate_halved", "train_trend")
     assert (event["lr_scale"], event["limit"]) == (0.5, 5.0)
     assert event["value"] > 5
-    off = Guard(GuardSettings(trend_window=4, trend_errors=0))
+    off = Guard(GuardSettings(), Limits(trend_window=4, trend_errors=0))
     decisions = [r.decision for r in run(off, *before, *[{"reward_mean": 0.2}] * 8)]
     assert decisions == [Continue()] * 16
 
@@ -264,7 +272,7 @@ def test_the_threshold_follows_training_when_asked() -> None:
 
 
 def test_a_resumed_guard_decides_as_one_that_never_stopped() -> None:
-    settings = GuardSettings(trend_window=2, trend_errors=2, max_recoveries=9)
+    settings, limits = GuardSettings(max_recoveries=9), Limits(trend_window=2, trend_errors=2)
     story: list[dict[str, float]] = [
         *({"reward_mean": 0.5 - 0.02 * step} for step in range(6)),
         *[{"loss": NAN}] * 3,
@@ -275,10 +283,10 @@ def test_a_resumed_guard_decides_as_one_that_never_stopped() -> None:
         {"kl": 4.0},
         *[{"loss": NAN}] * 6,
     ]
-    whole = Guard(settings)
+    whole = Guard(settings, limits)
     expected = run(whole, *story)
     for cut in range(len(story)):
-        first, second = Guard(settings), Guard(settings)
+        first, second = Guard(settings, limits), Guard(settings, limits)
         found = run(first, *story[:cut])
         second.load_state_dict(json.loads(json.dumps(first.state_dict(), allow_nan=False)))
         found += [

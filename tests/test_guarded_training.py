@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
@@ -139,7 +138,7 @@ def test_rewards_that_stay_nan_end_the_run_with_a_diagnosis(
     judge_by(monkeypatch, lambda text: share_of_low_moves(text) if next(calls) < 12 else math.nan)
     run = tmp_path / "run"
     settings = tiny_settings(tiny_folder, run, flat_tries=0, max_new_tokens=4, steps=20)
-    settings = replace(settings, max_consecutive_nans=2, max_recoveries=1)
+    settings = settings.but(max_consecutive_nans=2, max_recoveries=1)
     with pytest.raises(Diverged, match=r"diverged at step \d+ \(non_finite\).* Try "):
         train(settings, tiny_rows(), no_evaluation)
     kinds = [kind for kind, cause in events_of(run) if cause == "non_finite"]
@@ -153,7 +152,7 @@ def test_a_kl_explosion_is_restored_until_the_rate_is_low_enough(
 ) -> None:
     run = tmp_path / "run"
     settings = tiny_settings(warm_folder, run, lr=1.0, recovery_lr_factor=1e-4, steps=6)
-    train(replace(settings, lr_schedule="constant"), tiny_rows(), no_evaluation)
+    train(settings.but(lr_schedule="constant"), tiny_rows(), no_evaluation)
     assert events_of(run)[-1] == ("restore", "diverged_kl")
     assert_whole(run, 6)
     assert metrics_of(run)[-1]["lr"] == pytest.approx(1e-4)
@@ -239,7 +238,7 @@ def test_events_of_a_course_that_was_left_survive_a_resume(
         train(settings, tiny_rows(), at_evaluation(2, poison), hooks=Hooks(on_step=stop))
     before = events_of(run)
     assert ("restore", "non_finite") in before
-    train(replace(settings, resume=True), tiny_rows(), no_evaluation)
+    train(settings.but(resume=True), tiny_rows(), no_evaluation)
     assert events_of(run) == before
     assert_whole(run, 8)
 
@@ -270,7 +269,7 @@ def test_a_full_disk_while_saving_leaves_the_earlier_checkpoints(
     monkeypatch.undo()
     train(settings, tiny_rows(), no_evaluation)
     assert_whole(run, 6)
-    whole = replace(settings, out=tmp_path / "whole")
+    whole = settings.but(out=tmp_path / "whole")
     train(whole, tiny_rows(), no_evaluation)
     assert metrics_of(run) == metrics_of(tmp_path / "whole")
 
@@ -318,7 +317,7 @@ def test_an_engine_that_dies_ends_the_run_and_the_next_one_goes_on(
     assert saved_checkpoints(run)[-1].name == "step-000002"
     train(settings, tiny_rows(), no_evaluation, MortalJudge(99))
     assert_whole(run, 6)
-    train(replace(settings, out=tmp_path / "whole"), tiny_rows(), no_evaluation, MortalJudge(99))
+    train(settings.but(out=tmp_path / "whole"), tiny_rows(), no_evaluation, MortalJudge(99))
     assert weights_of(run / "final") == weights_of(tmp_path / "whole" / "final")
 
 

@@ -18,12 +18,12 @@ from rookworld.grpo.kl import (
     AdaptiveThreshold,
     Draw,
     KLControl,
-    KLSettings,
     exact_kl_from_hidden,
     k1_penalty,
     mean_kl_per_sequence,
     token_stats,
 )
+from rookworld.grpo.settings import KLSettings
 
 POLICY = torch.tensor([1.2, -0.4, 0.3, -1.5, 0.8, -0.2, 0.1], dtype=torch.float64)
 REFERENCE = torch.tensor([-0.6, 0.9, -0.8, 0.5, -1.1, 0.7, 0.2], dtype=torch.float64)
@@ -292,7 +292,7 @@ def test_no_rows_are_no_error() -> None:
     [(0.16, 0.03), (0.15, 0.02), (0.07, 0.02), (0.066, 0.02 / 1.5), (math.nan, 0.02)],
 )
 def test_adaptive_coefficient_by_hand(kl: float, expected: float) -> None:
-    control = KLControl(KLSettings(coef=0.02, adaptive=True, target=0.1))
+    control = KLControl(KLSettings(kl_coef=0.02, adaptive_kl=True, target_kl=0.1))
     control.observe(0, 0.1)
     control.observe(1, kl)
     assert control.coef == pytest.approx(expected)
@@ -300,7 +300,7 @@ def test_adaptive_coefficient_by_hand(kl: float, expected: float) -> None:
 
 def test_the_coefficient_stays_until_the_kl_has_reached_its_target() -> None:
     """A run starts at KL 0: that it is there yet is no reason to let go."""
-    control = KLControl(KLSettings(coef=0.02, adaptive=True, target=0.1))
+    control = KLControl(KLSettings(kl_coef=0.02, adaptive_kl=True, target_kl=0.1))
     for step in range(50):
         control.observe(step, 0.099 * step / 50)
     assert control.coef == 0.02
@@ -316,14 +316,16 @@ def test_the_coefficient_stays_until_the_kl_has_reached_its_target() -> None:
 
 @pytest.mark.parametrize(("given", "floor"), [(None, 0.002), (1e-4, 1e-4), (0.01, 0.01)])
 def test_the_floor_is_a_share_of_the_start_unless_given(given: float | None, floor: float) -> None:
-    control = KLControl(KLSettings(coef=0.02, adaptive=True, target=0.1, coef_min=given))
+    control = KLControl(
+        KLSettings(kl_coef=0.02, adaptive_kl=True, target_kl=0.1, kl_coef_min=given)
+    )
     for step in range(40):
         control.observe(step, 0.1 if step == 0 else 0.0)
     assert control.coef == pytest.approx(floor)
 
 
 def test_whether_the_target_was_reached_survives_a_checkpoint() -> None:
-    settings = KLSettings(coef=0.02, adaptive=True, target=0.1)
+    settings = KLSettings(kl_coef=0.02, adaptive_kl=True, target_kl=0.1)
     whole, first, second = (KLControl(settings) for _ in range(3))
     for control in (whole, first):
         control.observe(0, 0.12)
@@ -337,8 +339,10 @@ def test_whether_the_target_was_reached_survives_a_checkpoint() -> None:
 
 
 def test_the_coefficient_stays_in_its_range_and_fixed_stays_fixed() -> None:
-    settings = KLSettings(coef=0.02, adaptive=True, target=0.1, coef_min=0.01, coef_max=0.05)
-    control, fixed = KLControl(settings), KLControl(KLSettings(coef=0.02))
+    settings = KLSettings(
+        kl_coef=0.02, adaptive_kl=True, target_kl=0.1, kl_coef_min=0.01, kl_coef_max=0.05
+    )
+    control, fixed = KLControl(settings), KLControl(KLSettings(kl_coef=0.02))
     for step in range(5):
         control.observe(step, 9.0)
         fixed.observe(step, 9.0)
@@ -353,12 +357,14 @@ def test_the_coefficient_stays_in_its_range_and_fixed_stays_fixed() -> None:
 
 def test_warm_up_scales_the_coefficient_and_teaches_it_nothing() -> None:
     control = KLControl(
-        KLSettings(coef=0.02, adaptive=True, target=0.1, warmup_steps=2, warmup_factor=0.1)
+        KLSettings(
+            kl_coef=0.02, adaptive_kl=True, target_kl=0.1, kl_warmup_steps=2, kl_warmup_factor=0.1
+        )
     )
     control.observe(1, 9.0)
     assert [control.coef_at(step) for step in range(3)] == pytest.approx([0.002, 0.002, 0.02])
-    assert KLControl(KLSettings(coef=0.02)).coef_at(0) == 0.02
-    free = KLControl(KLSettings(coef=0.02, warmup_steps=1))
+    assert KLControl(KLSettings(kl_coef=0.02)).coef_at(0) == 0.02
+    free = KLControl(KLSettings(kl_coef=0.02, kl_warmup_steps=1))
     assert (free.coef_at(0), free.coef_at(1)) == (0, 0.02)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,7 @@ def test_a_reward_that_pays_for_mistakes_is_named() -> None:
     law = hacks_score_low(tiny_rows(20, 0), RewardRules(p_best_scale=0.1))
     assert not law.holds
     assert law.detail.startswith("nearest to its limit: a mistake as B, 0.")
-    graduated = hacks_score_low(tiny_rows(20, 20), RewardRules(shaping="graduated"))
+    graduated = hacks_score_low(tiny_rows(20, 20), RewardRules(reward_shaping="graduated"))
     assert graduated.holds
 
 
@@ -204,7 +203,7 @@ def test_held_out_rows_that_are_trained_on_are_a_warning(
     apart = [*flags[:4], *flags[6:], *few]
     assert main(["train", *apart]) == 0
     assert "warning" not in capsys.readouterr().err
-    drilled = ["--agreement-coef", "1", "--agreement-data"]
+    drilled = ["--distill-coef", "1", "--distill-data"]
     assert main(["train", *apart, *drilled, "embedded:validation"]) == 0
     assert "are also in the data, " in capsys.readouterr().err
     assert main(["train", *apart, *drilled, "embedded:test"]) == 0
@@ -264,7 +263,7 @@ def test_a_dry_run_of_overfit_trains_nothing(
     ],
 )
 def test_a_fixed_batch_has_every_task_of_the_mix(size: int, ratio: float, letters: str) -> None:
-    settings = TrainSettings(batch_size=size, mix_env_ratio=ratio)
+    settings = TrainSettings.of(batch_size=size, mix_env_ratio=ratio)
     batch = fixed_batch(tiny_rows(), settings)
     assert "".join(map(task_name, batch)) == letters
 
@@ -282,7 +281,7 @@ def test_environment_rows_alone_can_be_learnt(
     monkeypatch.setattr("rookworld.rl.checks.train", noted)
     settings = tiny_settings(warm_folder, tmp_path / "run", mix_env_ratio=1.0)
     assert learns_one_batch(settings, tiny_rows(0, 4), steps=3).holds
-    mixed = replace(settings, mix_env_ratio=0.5, out=tmp_path / "mixed")
+    mixed = settings.but(mix_env_ratio=0.5, out=tmp_path / "mixed")
     assert learns_one_batch(mixed, tiny_rows(), steps=3).holds
     assert trained == [(1.0, "AAAA"), (0.0, "PPPP")]
 
@@ -297,5 +296,5 @@ def test_a_batch_that_is_known_already_may_waver(
             Run(settings.out).append("metrics.jsonl", line)
 
     monkeypatch.setattr("rookworld.rl.checks.train", noted)
-    settings = TrainSettings(out=tmp_path / "run", mix_env_ratio=1.0)
+    settings = TrainSettings.of(out=tmp_path / "run", mix_env_ratio=1.0)
     assert learns_one_batch(settings, tiny_rows(0, 4), steps=3).holds is holds

@@ -21,6 +21,8 @@ from rookworld.model.tokenizer import Tokenizer
 from rookworld.rl import self_distill
 from rookworld.rl.batch import packed
 from rookworld.rl.self_distill import (
+    LISTS,
+    POWER,
     SIDES,
     Images,
     list_targets,
@@ -141,9 +143,7 @@ def test_views_are_the_same_question_from_all_sides() -> None:
 def settings(warm_folder: Path, tmp_path: Path) -> TrainSettings:
     """What lists go on with alone."""
     run = tmp_path / "run"
-    return tiny_settings(
-        warm_folder, run, agreement_coef=1.0, agreement_lists=2, agreement_first=0.0
-    )
+    return tiny_settings(warm_folder, run, distill_coef=1.0, distill_first=0.0)
 
 
 def test_what_is_found_from_another_side_is_told_in_the_words_of_this_one(
@@ -229,7 +229,7 @@ def test_a_list_is_told_to_end_when_every_move_is_named(
     )
     found = list_targets(lined, shares[None], TOKENIZER, settings)
     assert found.ends.tolist() == [place >= moves for place in range(1, 5)]
-    first = replace(settings, agreement_first=2.0, agreement_first_power=0.5)
+    first = settings.but(distill_first=2.0, distill_first_power=0.5)
     found = list_targets(lined, shares[None], TOKENIZER, first)
     assert found.ends.tolist() == [place >= moves for place in range(5)]
     assert found.weights.tolist() == [2, 1, 1, 1, 1]
@@ -249,28 +249,24 @@ def test_shares_do_not_depend_on_how_a_step_is_cut(settings: TrainSettings) -> N
     learner = new_learner(Path(settings.model), settings, torch.device("cpu"))
     prompts = drawn(settings)
     whole = teacher_frequencies(prompts, learner, TOKENIZER, settings)
-    small = replace(settings, micro_tokens=1)
+    small = settings.but(micro_tokens=1)
     for prompt, shares in zip(prompts, whole, strict=True):
         one = teacher_frequencies([prompt], learner, TOKENIZER, small)[0]
         assert torch.allclose(one, shares, atol=1e-5)
-    other = teacher_frequencies(prompts, learner, TOKENIZER, replace(settings, seed=9))
+    other = teacher_frequencies(prompts, learner, TOKENIZER, settings.but(seed=9))
     assert not any(torch.equal(one, shares) for one, shares in zip(other, whole, strict=True))
 
 
-def test_more_lists_are_written_and_a_target_is_as_sharp_as_asked_for(
-    settings: TrainSettings,
-) -> None:
+def test_each_side_writes_its_lists_and_targets_are_sharp(settings: TrainSettings) -> None:
     learner = new_learner(Path(settings.model), settings, torch.device("cpu"))
     seen = prompt_images([asked(CASTLES)], TOKENIZER)
-    more = replace(settings, agreement_lists=3, agreement_power=1.5)
     heads = torch.from_numpy(seen.lengths)
-    for one, count in ((settings, 2), (more, 3)):
-        lists, lengths = teacher_lists(seen, [3, 3], learner, TOKENIZER, one)
-        assert lists.shape[:2] == lengths.shape == (2, count)
-        lined = packed(torch.from_numpy(seen.ids), heads, lists, lengths)
-        shares = torch.full((2, 2, TOKENIZER.vocab_size), 0.5)
-        found = list_targets(lined, shares, TOKENIZER, one)
-        assert torch.allclose(found.logits[1] / math.log(0.5), torch.tensor(one.agreement_power))
+    lists, lengths = teacher_lists(seen, [3, 3], learner, TOKENIZER, settings)
+    assert lists.shape[:2] == lengths.shape == (2, LISTS)
+    lined = packed(torch.from_numpy(seen.ids), heads, lists, lengths)
+    shares = torch.full((2, 2, TOKENIZER.vocab_size), 0.5)
+    found = list_targets(lined, shares, TOKENIZER, settings)
+    assert torch.allclose(found.logits[1] / math.log(0.5), torch.tensor(POWER))
 
 
 def test_a_run_comes_nearer_to_what_its_reference_agrees_on(
@@ -279,9 +275,9 @@ def test_a_run_comes_nearer_to_what_its_reference_agrees_on(
     settings = tiny_settings(
         warm_folder,
         tmp_path / "run",
-        agreement_coef=3.0,
-        agreement_prompts=16,
-        agreement_schedule="constant",
+        distill_coef=3.0,
+        distill_prompts=16,
+        distill_schedule="constant",
         steps=40,
         batch_size=4,
         kl_divergence_threshold=0.0,
@@ -290,7 +286,7 @@ def test_a_run_comes_nearer_to_what_its_reference_agrees_on(
     apart = [line["distill/loss"] for line in metrics_of(settings.out)]
     assert sum(apart[-3:]) < 0.8 * sum(apart[:3])
     assert {line["distill/coef"] for line in metrics_of(settings.out)} == {3.0}
-    falls = replace(settings, out=tmp_path / "falls", steps=6, agreement_schedule="late")
+    falls = settings.but(out=tmp_path / "falls", steps=6, distill_schedule="late")
     train(falls, tiny_rows(), no_evaluation)
     lines = metrics_of(falls.out)
     assert [line["distill/coef"] for line in lines] == pytest.approx([3.0] * 5 + [1.5])
@@ -317,12 +313,12 @@ def test_what_cannot_agree_is_refused(
 ) -> None:
     tiny_settings(tiny_folder, tmp_path, **changes)
     with pytest.raises(ConfigError, match=said):
-        tiny_settings(tiny_folder, tmp_path, agreement_coef=0.1, **changes)
+        tiny_settings(tiny_folder, tmp_path, distill_coef=0.1, **changes)
 
 
 def test_positions_of_their_own_are_enough_to_agree_on(tiny_folder: Path, tmp_path: Path) -> None:
-    data: dict[str, Any] = {"agreement_data": ("embedded:mate",)}
-    tiny_settings(tiny_folder, tmp_path, agreement_coef=0.1, mix_env_ratio=1.0, **data)
+    data: dict[str, Any] = {"distill_data": ("embedded:mate",)}
+    tiny_settings(tiny_folder, tmp_path, distill_coef=0.1, mix_env_ratio=1.0, **data)
     with pytest.raises(ConfigError, match="nothing would be learnt from them"):
         tiny_settings(tiny_folder, tmp_path, **data)
 
@@ -340,7 +336,7 @@ def test_small_gpus_write_fewer_lists_at_once(
 
 def test_moves_in_pieces_are_refused(settings: TrainSettings) -> None:
     state = new_state(settings, tiny_rows(), torch.device("cpu"))
-    with pytest.raises(ConfigError, match=r"--agreement-coef 1\.0: the tokenizer of"):
+    with pytest.raises(ConfigError, match=r"--distill-coef 1\.0: the tokenizer of"):
         fits(state.learner.model, settings, PIECES)
 
 
@@ -349,6 +345,6 @@ def test_a_gpu_agrees_with_a_cpu(settings: TrainSettings) -> None:
     found = []
     for name in ("cpu", "cuda"):
         learner = new_learner(Path(settings.model), settings, torch.device(name))
-        exact = replace(settings, dtype="float32", device=name)
+        exact = settings.but(dtype="float32", device=name)
         found.append(teacher_frequencies(drawn(settings), learner, TOKENIZER, exact).cpu())
     assert torch.allclose(found[0], found[1], atol=1e-2)

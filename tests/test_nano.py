@@ -129,7 +129,7 @@ FEW = [
     "2",
     "--eval-mates",
     "0",
-    "--agreement-prompts",
+    "--distill-prompts",
     "4",
 ]
 

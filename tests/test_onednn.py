@@ -99,7 +99,7 @@ def line() -> Pack:
 
 
 def settings_in(dtype: str) -> TrainSettings:
-    return TrainSettings(dtype=dtype, device="cpu")  # type: ignore[arg-type]
+    return TrainSettings.of(dtype=dtype, device="cpu")
 
 
 def unpacked(line: Pack, learner: Learner, dtype: str) -> Tensor:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 
-from rookworld.grpo.advantages import (
-    AdvantageSettings,
-    field_advantages,
-    group_advantages,
-    next_worths,
-)
+from rookworld.grpo.advantages import field_advantages, group_advantages, next_worths
+from rookworld.grpo.settings import AdvantageSettings
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.rollout.token_values import alternatives, begun_stages
 from rookworld.rollout.types import Answers, Prompt
@@ -100,7 +96,7 @@ def test_a_right_board_promises_everything_and_a_wrong_one_what_it_is_worth(move
 
 
 @pytest.mark.parametrize("baseline", ["group_mean", "rloo"])
-def test_credit_by_field_has_the_same_mean_gradient_and_less_noise(baseline: str) -> None:
+def test_credit_by_field_has_the_same_mean_gradient_and_less_noise(baseline: Any) -> None:
     """Two tokens, two choices each, all four answers in one group: sums are exact means."""
     rewards = torch.tensor([[1.0, 0.7, 0.2, 0.3]], dtype=torch.float64)
     promised = torch.tensor([[[0.8], [0.8], [0.1], [0.1]]], dtype=torch.float64)
@@ -108,7 +104,7 @@ def test_credit_by_field_has_the_same_mean_gradient_and_less_noise(baseline: str
     centred = rewards - rewards.mean()
     if baseline == "rloo":
         centred = centred * 4 / 3
-    settings = AdvantageSettings(baseline=baseline, scale="none")
+    settings = AdvantageSettings(baseline_type=baseline, advantage_scale="none")
     paid = field_advantages(rewards, centred, promised, stages, 1.0, settings)
     assert torch.equal(paid[..., 0], centred)
     # the gradient of log p(second | first) at even odds is ±1/2 on the two logits of that context
@@ -124,7 +120,7 @@ def test_paid_by_outlook_a_token_earns_what_it_changes() -> None:
     rewards = torch.tensor([[0.9, 0.4]], dtype=torch.float64)
     promised = torch.tensor([[[0.8, 0.6], [0.5, 0.5]]], dtype=torch.float64)
     stages = torch.tensor([[[0, 1, 2], [0, 1, 2]]])
-    settings = AdvantageSettings(scale="none")
+    settings = AdvantageSettings(advantage_scale="none")
     centred = rewards - rewards.mean()
     paid = field_advantages(rewards, centred, promised, stages, 1.0, settings, paid_by="outlook")
     assert paid[0, :, 0].tolist() == pytest.approx([0.15, -0.15])  # 0.8 and 0.5
@@ -141,7 +137,7 @@ def test_leaving_one_out_holds_at_every_stage(paid_by: str) -> None:
     rewards = torch.tensor([[0.9, 0.4, 0.2]], dtype=torch.float64)
     promised = torch.tensor([[[0.8, 0.6], [0.5, 0.5], [0.1, nan]]], dtype=torch.float64)
     stages = torch.tensor([[[0, 1, 2], [0, 1, 2], [0, 1, 1]]])
-    settings = AdvantageSettings(baseline="rloo", scale="none")
+    settings = AdvantageSettings(baseline_type="rloo", advantage_scale="none")
     centred = group_advantages(rewards, torch.zeros(1), settings)
     paid = field_advantages(rewards, centred, promised, stages, 1.0, settings, paid_by=paid_by)
     if paid_by == "fields":
@@ -165,7 +161,7 @@ def test_paid_by_outlook_the_last_that_came_is_paid_the_reward() -> None:
 
 
 @pytest.mark.parametrize("baseline", ["group_mean", "rloo"])
-def test_paid_by_outlook_the_scale_is_that_of_the_answers(baseline: str) -> None:
+def test_paid_by_outlook_the_scale_is_that_of_the_answers(baseline: Any) -> None:
     """All answers begin alike: the first token earns nothing, and nothing is blown up by that."""
     rewards = torch.tensor([[0.75, 0.55, 0.65, 0.45]], dtype=torch.float64)
     promised = torch.full((1, 4, 1), 0.6, dtype=torch.float64)
@@ -173,7 +169,7 @@ def test_paid_by_outlook_the_scale_is_that_of_the_answers(baseline: str) -> None
     centred = rewards - rewards.mean()
     if baseline == "rloo":
         centred = centred * 4 / 3
-    settings = AdvantageSettings(baseline=baseline, scale="group")
+    settings = AdvantageSettings(baseline_type=baseline, advantage_scale="group")
     paid = field_advantages(rewards, centred, promised, stages, 1.0, settings, paid_by="outlook")
     assert paid[..., 0].abs().max() < 1e-9
     assert paid[..., 1].abs().max() < 1.5
@@ -184,7 +180,9 @@ def test_an_answer_that_never_came_so_far_neither_pays_nor_counts() -> None:
     promised = torch.tensor([[[0.9], [0.6], [float("nan")]]], dtype=torch.float64)
     stages = torch.tensor([[[0, 1], [0, 1], [0, 0]]])
     centred = rewards - rewards.mean()
-    settings = AdvantageSettings(scale="batch", std_floor=0.0, clip=0.4)
+    settings = AdvantageSettings(
+        advantage_scale="batch", advantage_std_floor=0.0, advantage_clip=0.4
+    )
     paid = field_advantages(rewards, centred, promised, stages, 0.5, settings)
     assert paid[0, :, 0].tolist() == pytest.approx([0.4, 0.2, -0.4])
     assert paid[0, :2, 1].tolist() == pytest.approx([0.2, -0.2])
@@ -286,7 +284,7 @@ class Other:
 def test_choices_know_rules_progress_and_judge(
     shaping: Shaping, progress: float, judged: bool
 ) -> None:
-    rules, judge = RewardRules(shaping=shaping), Other() if judged else None
+    rules, judge = RewardRules(reward_shaping=shaping), Other() if judged else None
     named = ["h2h3", "g1f3", "d2d4", "e2e4", "a2a3"]  # hits and misses of both views
     (found,) = choices(ROW, [" ".join(["", *named, "E:"])], rules, judge, progress)
     lines = np.array(found.worths).reshape(6, len(found.words)).tolist()

@@ -65,7 +65,7 @@ def test_an_answer_as_it_is_written() -> None:
 @pytest.mark.parametrize("style", ["padded", "compact"])
 @pytest.mark.parametrize("row", ROWS)
 def test_gold_scores_one(row: PolicyRow, style: Style, shaping: Shaping) -> None:
-    rules, text = RewardRules(shaping=shaping), gold(row, style)
+    rules, text = RewardRules(reward_shaping=shaping), gold(row, style)
     assert POLICY.verify(row, text, rules).reason == "exact"
     for form in (text, f"M:{text}", f"{text}{END}{END}", text.replace(" ", "   ")):
         assert score(row, form, rules) == 1.0
@@ -110,7 +110,7 @@ HACKS = [
 @pytest.mark.parametrize("text", [h[1] for h in HACKS], ids=[h[0] for h in HACKS])
 def test_hacks_score_at_most_format_only(text: str, shaping: Shaping) -> None:
     for progress in (0.0, 0.5, 1.0):
-        rules = RewardRules(shaping=shaping)
+        rules = RewardRules(reward_shaping=shaping)
         assert POLICY.verify(ROW, text, rules, progress=progress).total <= FORMAT_ONLY
 
 
@@ -127,7 +127,7 @@ BESIDE = [
 @pytest.mark.parametrize("shaping", SHAPINGS)
 @pytest.mark.parametrize("text", [h[1] for h in BESIDE], ids=[h[0] for h in BESIDE])
 def test_a_right_best_move_with_junk_beside_it_is_capped(text: str, shaping: Shaping) -> None:
-    assert score(ROW, text, RewardRules(shaping=shaping)) <= 0.6
+    assert score(ROW, text, RewardRules(reward_shaping=shaping)) <= 0.6
 
 
 def by_loss(loss: float) -> PolicyRow:
@@ -144,7 +144,7 @@ def test_a_mistake_as_best_move_is_capped_whatever_else_is_right(
     row = by_loss(loss)
     text = say(row.moves, [cp_text(cp) for cp in row.cp], row.moves[-1])
     for progress in (0.0, 0.5, 1.0):
-        rules = RewardRules(shaping=shaping)
+        rules = RewardRules(reward_shaping=shaping)
         assert POLICY.verify(row, text, rules, progress=progress).total <= ONE_WRONG
 
 
@@ -168,7 +168,7 @@ def test_listing_all_of_few_legal_moves_shows_nothing(
 ) -> None:
     for best in row.moves:
         text = say(row.moves[::-1], [value] * len(row.moves), best)
-        assert score(row, text, RewardRules(shaping=shaping)) <= FORMAT_ONLY + 1e-9
+        assert score(row, text, RewardRules(reward_shaping=shaping)) <= FORMAT_ONLY + 1e-9
 
 
 def test_among_few_moves_the_better_best_move_still_earns_more() -> None:
@@ -182,7 +182,7 @@ def test_no_known_hack_passes_its_limit_on_any_row(seed: int) -> None:
     row = random_row(seed)
     for shaping in ("continuous", "linear", "binary"):
         for name, text, limit in hacks(row):
-            assert score(row, text, RewardRules(shaping=shaping)) <= limit, (name, shaping)
+            assert score(row, text, RewardRules(reward_shaping=shaping)) <= limit, (name, shaping)
 
 
 GARBAGE = [
@@ -211,8 +211,8 @@ GARBAGE = [
 @pytest.mark.parametrize("shaping", SHAPINGS)
 @pytest.mark.parametrize("text", GARBAGE)
 def test_garbage_scores_the_malformed_reward(text: str, shaping: Shaping) -> None:
-    assert score(ROW, text, RewardRules(shaping=shaping)) == -0.3
-    assert score(ROW, text, RewardRules(shaping=shaping, p_malformed=-1.0)) == -1.0
+    assert score(ROW, text, RewardRules(reward_shaping=shaping)) == -0.3
+    assert score(ROW, text, RewardRules(reward_shaping=shaping, p_malformed=-1.0)) == -1.0
     verdict = POLICY.verify(ROW, text, RULES)
     assert verdict.reason.startswith("malformed") and not any(verdict.parts.values())
 
@@ -271,7 +271,7 @@ def corruptions(row: PolicyRow, rng: random.Random) -> dict[str, str]:
 @given(st.integers(0, 10_000))
 def test_every_corruption_lowers_the_score(seed: int) -> None:
     row = random_row(seed)
-    linear = RewardRules(shaping="linear")
+    linear = RewardRules(reward_shaping="linear")
     assert score(row, gold(row, "padded")) == score(row, gold(row, "compact")) == 1.0
     for name, text in corruptions(row, random.Random(seed)).items():
         assert POLICY.parse(text).fault is None, name
@@ -351,9 +351,8 @@ def test_content_ramps_in_with_progress() -> None:
 
 
 def test_the_documented_weights_stay_reachable() -> None:
-    rules = RewardRules(
-        p_best=4, p_format=2, p_candidates=1.5, p_evaluations=1, p_legal=0, p_whole=0
-    )
+    weights = {"best": 4, "format": 2, "candidates": 1.5, "evaluations": 1, "legal": 0, "whole": 0}
+    rules = RewardRules(p_weights=tuple(weights.items()))
     assert score(ROW, gold(ROW), rules) == 1.0
     assert score(ROW, say(JUNK, ZEROS, "h1g1"), rules) == pytest.approx(2 / 8.5)
     assert score(ROW, say(ROW.moves, ["9.9"] * 5, "c2c3"), rules) == pytest.approx(7.5 / 8.5)
@@ -372,7 +371,7 @@ def test_the_documented_weights_stay_reachable() -> None:
     ],
 )
 def test_graduated_levels(text: str, level: float) -> None:
-    assert score(ROW, text, RewardRules(shaping="graduated")) == level
+    assert score(ROW, text, RewardRules(reward_shaping="graduated")) == level
 
 
 def test_parts_by_hand() -> None:
@@ -381,7 +380,7 @@ def test_parts_by_hand() -> None:
     chance = 25 / legal
     assert parts["candidates"] == pytest.approx((4 - chance) / (5 - chance))
     assert parts["evaluations"] == pytest.approx(0.8) == parts["whole"]
-    weights = RULES.p_weights
+    weights = RULES.part_weights
     total = sum(weights[name] * value for name, value in parts.items())
     assert score(ROW, say((*ROW.moves[:4], "a2a3"), TRUE, "c2c3")) == pytest.approx(total)
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,7 @@ def stopped_at(step: int) -> Hooks:
 
 def whole(settings: TrainSettings, folder: Path) -> Path:
     """The same run, never stopped."""
-    train(replace(settings, out=folder), tiny_rows(), weight_evaluation)
+    train(settings.but(out=folder), tiny_rows(), weight_evaluation)
     return folder
 
 
@@ -88,7 +87,7 @@ def assert_same_run(found: Path, expected: Path) -> None:
         ({}, [1, 4]),
         ({"baseline_type": "ema"}, [3]),
         ({"credit": "choices"}, [2]),
-        ({"agreement_coef": 1.0, "agreement_prompts": 6}, [3]),
+        ({"distill_coef": 1.0, "distill_prompts": 6}, [3]),
         ({"optimizer": "muon"}, [3]),
         (EVERYTHING, [2, 3, 5]),
     ],
@@ -122,7 +121,7 @@ def test_a_finished_run_may_be_made_longer(warm_folder: Path, tmp_path: Path) ->
         warm_folder, tmp_path / "run", steps=2, resume=True, lr_schedule="constant"
     )
     train(settings, tiny_rows(), weight_evaluation)
-    longer = replace(settings, steps=4)
+    longer = settings.but(steps=4)
     with pytest.raises(Interrupted):
         train(longer, tiny_rows(), weight_evaluation, hooks=stopped_at(3))
     assert not (tmp_path / "run" / "DONE").exists()
@@ -135,7 +134,7 @@ def test_a_resumed_run_tells_the_settings_it_goes_on_with(
 ) -> None:
     settings = tiny_settings(warm_folder, tmp_path / "run", steps=1, resume=True)
     train(settings, tiny_rows(), weight_evaluation)
-    train(replace(settings, steps=2, lr=1e-4), tiny_rows(), weight_evaluation)
+    train(settings.but(steps=2, lr=1e-4), tiny_rows(), weight_evaluation)
     told = read_json(tmp_path / "run" / "config.json")
     assert (told["steps"], told["lr"]) == (2, 1e-4)
 
@@ -168,11 +167,11 @@ def test_resuming_as_another_kind_of_run_is_one_line(warm_folder: Path, tmp_path
     with pytest.raises(Interrupted):
         train(settings, tiny_rows(), weight_evaluation, hooks=stopped_at(1))
     with pytest.raises(RookworldError, match=r"no value\.weight .* --gae"):
-        train(replace(settings, gae=True), tiny_rows(), weight_evaluation)
-    others: list[dict[str, Any]] = [{"trained": "blocks"}, {"trained": "vectors"}]
-    for other in (*others, {"optimizer": "muon"}):
+        train(settings.but(gae=True), tiny_rows(), weight_evaluation)
+    others: list[dict[str, Any]] = [{"trained": "blocks"}, {"optimizer": "muon"}]
+    for other in others:
         with pytest.raises(ConfigError, match="the run's own --trained and --optimizer"):
-            train(replace(settings, **other), tiny_rows(), weight_evaluation)
+            train(settings.but(**other), tiny_rows(), weight_evaluation)
 
 
 @pytest.mark.parametrize(

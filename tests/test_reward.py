@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -30,14 +31,14 @@ def test_win_percent_is_symmetric_and_bounded(cp: int) -> None:
 
 
 def test_move_quality_by_hand() -> None:
-    curved, straight = r.RewardRules(), r.RewardRules(shaping="linear")
+    curved, straight = r.RewardRules(), r.RewardRules(reward_shaping="linear")
     strict = r.RewardRules(p_best_scale=0.02)
     assert r.move_quality(0.0, curved) == r.move_quality(0.0, strict) == 1.0
     assert r.move_quality(0.035, curved) == pytest.approx(math.exp(-1))
     assert r.move_quality(0.1, strict) == pytest.approx(math.exp(-5))
     assert r.move_quality(0.0175, straight) == pytest.approx(0.75)
     assert r.move_quality(0.3, straight) == 0.0
-    assert r.move_quality(0.01, replace(strict, shaping="linear")) == pytest.approx(0.75)
+    assert r.move_quality(0.01, replace(strict, reward_shaping="linear")) == pytest.approx(0.75)
 
 
 @given(CP, st.sampled_from((1, -1)))
@@ -99,37 +100,36 @@ def test_combine_by_hand() -> None:
 
 @pytest.mark.parametrize("shaping", ["continuous", "linear", "graduated", "binary"])
 def test_all_parts_right_is_one_in_every_shaping(shaping: r.Shaping) -> None:
-    for weights in (r.RewardRules().p_weights, r.RewardRules().a_weights):
+    for weights in (r.RewardRules().part_weights, r.A_WEIGHTS):
         parts = dict.fromkeys(weights, 1.0)
         assert r.combine(parts, weights, shaping, right=3, progress=1.0) == 1.0
 
 
 def test_default_weights_leave_the_room_that_the_hack_table_needs() -> None:
-    rules = r.RewardRules()
-    assert math.fsum(rules.p_weights.values()) == math.fsum(rules.a_weights.values()) == 1.0
-    assert rules.p_format + rules.p_legal <= r.FORMAT_ONLY
-    assert rules.p_format + rules.p_legal + rules.p_best + rules.p_candidates <= 0.6
-    assert rules.a_format + rules.a_flags + rules.a_reward <= r.FORMAT_ONLY
-    assert rules.a_format + rules.a_board + rules.a_flags / 2 + rules.a_reward <= r.ONE_WRONG
-    assert rules.a_format + rules.a_board + rules.a_flags <= r.ONE_WRONG
-    assert rules.p_format + rules.p_legal + r.FORCED_BEST * rules.p_best <= r.FORMAT_ONLY + 1e-9
+    p, a = r.RewardRules().part_weights, r.A_WEIGHTS
+    assert math.fsum(p.values()) == math.fsum(a.values()) == 1.0
+    assert p["format"] + p["legal"] <= r.FORMAT_ONLY
+    assert p["format"] + p["legal"] + p["best"] + p["candidates"] <= 0.6
+    assert a["format"] + a["flags"] + a["reward"] <= r.FORMAT_ONLY
+    assert a["format"] + a["board"] + a["flags"] / 2 + a["reward"] <= r.ONE_WRONG
+    assert a["format"] + a["board"] + a["flags"] <= r.ONE_WRONG
+    assert p["format"] + p["legal"] + r.FORCED_BEST * p["best"] <= r.FORMAT_ONLY + 1e-9
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"p_best": -1.0}, "p_best is -1.0"),
-        *(({"p_best_scale": bad}, f"p_best_scale is {bad}") for bad in (0.0, -1.0, 2.0, math.nan)),
-        ({"a_board": math.nan}, "a_board is nan"),
-        ({"shaping": "cubic"}, "'cubic' is unknown; choose one of continuous, graduated"),
-        (dict.fromkeys(r.RewardRules().p_weights, 0.0), "the P weights sum to 0"),
+        ({"p_weights": {"best": -1.0}}, "--p-weights best -1.0: give 0 or more"),
+        ({"p_weights": {"bets": 1.0}}, "--p-weights bets: not one of format, legal, best"),
+        *(({"p_best_scale": bad}, f"--p-best-scale {bad}") for bad in (0.0, -1.0, 2.0, math.nan)),
+        ({"p_weights": {"whole": math.nan}}, "--p-weights whole nan: give a finite number"),
+        ({"reward_shaping": "cubic"}, "'cubic' is unknown; choose one of continuous, graduated"),
+        ({"p_weights": dict.fromkeys(r.P_WEIGHTS, 0.0)}, "--p-weights: all are 0"),
     ],
 )
-def test_wrong_rules_are_refused(settings: dict[str, float], message: str) -> None:
-    if "best" in settings:
-        settings = {f"p_{name}": value for name, value in settings.items()}
+def test_wrong_rules_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        r.RewardRules(**settings)  # type: ignore[arg-type]
+        r.RewardRules(**settings)
 
 
 def test_running_norm_by_hand() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from rookworld.rl import self_distill as module
 from rookworld.rl.batch import DistillBatch
 from rookworld.rl.forward import Learner
 from rookworld.rl.self_distill import (
+    POWER,
     SIDES,
     Distiller,
     teacher_frequencies,
@@ -55,9 +55,7 @@ def ids_of(fen: str) -> tuple[int, ...]:
 
 @pytest.fixture
 def settings(warm_folder: Path, tmp_path: Path) -> TrainSettings:
-    return tiny_settings(
-        warm_folder, tmp_path, agreement_coef=1.0, agreement_lists=2, agreement_prompts=40
-    )
+    return tiny_settings(warm_folder, tmp_path, distill_coef=1.0, distill_prompts=40)
 
 
 def distiller_of(settings: TrainSettings, *fens: str) -> Distiller:
@@ -97,7 +95,7 @@ def test_a_race_is_won_by_the_exponentials_of_scores() -> None:
 @pytest.mark.parametrize("fen", [CASTLES, CASTLED])
 def test_an_image_has_the_image_of_the_targets(fen: str, settings: TrainSettings) -> None:
     """From every side from which it is the same question; lists are moves that are there."""
-    settings = replace(settings, agreement_first=2.0)
+    settings = settings.but(distill_first=2.0)
     distiller = distiller_of(settings, fen)
     shares = teacher_frequencies(
         [Prompt("P", PolicyRow(fen, (), ()), ids_of(fen), 0)],
@@ -119,7 +117,7 @@ def test_an_image_has_the_image_of_the_targets(fen: str, settings: TrainSettings
         assert torch.allclose(targets[0], expected / expected.sum(), atol=1e-5)
         third = torch.zeros_like(expected)
         top = shares[1].topk(32).indices
-        third[names[side][top]] = shares[1, top] ** settings.agreement_power
+        third[names[side][top]] = shares[1, top] ** POWER
         third[listed[:2]] = 0
         assert torch.allclose(targets[2], third / third.sum(), atol=1e-5)
         assert len(targets) == 5
@@ -161,10 +159,10 @@ def test_what_is_distilled_depends_on_seed_and_step_alone(settings: TrainSetting
         return [(ids, listed) for ids, listed, _ in contents(distiller_of(settings).batches(step))]
 
     whole = lists(settings, 3)
-    assert len(whole) == settings.agreement_prompts
-    assert lists(replace(settings, micro_tokens=1), 3) == whole
+    assert len(whole) == settings.distill.distill_prompts
+    assert lists(settings.but(micro_tokens=1), 3) == whole
     assert lists(settings, 4) != whole
-    assert lists(replace(settings, seed=8), 3) != whole
+    assert lists(settings.but(seed=8), 3) != whole
     assert len({tuple(listed) for _, listed in whole}) > 20
 
 
@@ -189,7 +187,7 @@ def test_a_position_is_asked_about_once_and_distilled_at_every_turn(
         return teacher_frequencies(prompts, *rest)
 
     monkeypatch.setattr(module, "teacher_frequencies", counted)
-    distiller = distiller_of(replace(settings, agreement_prompts=5))
+    distiller = distiller_of(settings.but(distill_prompts=5))
     for step in range(8):
         distiller.batches(step)
     assert sorted(asked) == sorted(distiller.fens) and len(distiller.fens) == 8
@@ -202,7 +200,7 @@ def test_a_checkpoint_knows_what_was_asked(
     settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the bit: asked again beside other positions, a reference rounds otherwise."""
-    first = distiller_of(replace(settings, agreement_prompts=3))
+    first = distiller_of(settings.but(distill_prompts=3))
     first.batches(0)
     first.frequencies[first.answered] *= 1.0 + 1e-6
     kept = first.tensors()
@@ -221,15 +219,15 @@ def test_a_checkpoint_knows_what_was_asked(
     assert not asked
     again.batches(1)
     assert not set(asked) & set(kept["numbers"].tolist()) and asked
-    others: list[dict[str, Any]] = [{"seed": 5}, {"agreement_lists": 3}]
+    others: list[dict[str, Any]] = [{"seed": 5}]
     for changes in others:
-        stranger = distiller_of(replace(first.settings, **changes))
+        stranger = distiller_of(first.settings.but(**changes))
         stranger.restore(kept)
         assert not stranger.answered.any()
 
 
 def test_workers_know_the_rules_too(settings: TrainSettings) -> None:
-    settings = replace(settings, agreement_prompts=4)
+    settings = settings.but(distill_prompts=4)
     alone = distiller_of(settings).batches(0)
     helped = distiller_of(settings).batches(0, Workers(1))
     for one, other in zip(alone, helped, strict=True):
@@ -240,12 +238,12 @@ def test_positions_without_labels_are_enough(settings: TrainSettings, tmp_path: 
     """Each once, from any rows with a position; what is not one is said when its turn comes."""
     path = tmp_path / "positions.jsonl"
     path.write_text("".join(json.dumps({"fen": fen}) + "\n" for fen in (FEW, CASTLED, FEW)))
-    settings = replace(settings, agreement_data=(str(path), "embedded:mate"))
+    settings = settings.but(distill_data=(str(path), "embedded:mate"))
     distiller = new_state(settings, tiny_rows(), torch.device("cpu")).distiller
     assert distiller is not None and distiller.fens[:2] == (FEW, CASTLED)
     assert len(distiller.fens) == 2 + len(load_rows("embedded:mate"))
     path.write_text(json.dumps({"fen": "8/8/8 w - - 0 1"}) + "\n")
-    settings = replace(settings, agreement_data=(str(path),))
+    settings = settings.but(distill_data=(str(path),))
     distiller = new_state(settings, tiny_rows(), torch.device("cpu")).distiller
     assert distiller is not None
     with pytest.raises(DataError, match="8/8/8 w"):
@@ -260,6 +258,6 @@ def test_positions_without_labels_are_enough(settings: TrainSettings, tmp_path: 
 def test_passes_are_of_one_size_or_one_less(settings: TrainSettings) -> None:
     """A pass whose size comes back at every step can be recorded."""
     for count in (7, 40):
-        cut = replace(settings, agreement_prompts=count, micro_tokens=900)
+        cut = settings.but(distill_prompts=count, micro_tokens=900)
         sizes = [len(one.pack.heads) for one in distiller_of(cut).batches(0)]
         assert sum(sizes) == count and len(sizes) > 1 - (count < 10) and max(sizes) - min(sizes) < 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import inspect
 import json
 import math
 import os
@@ -12,21 +11,22 @@ import shutil
 import subprocess
 import tomllib
 import typing
-from dataclasses import replace
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import rookworld
+from rookworld.cli.help import docs
 from rookworld.cli.train import read_settings, train_settings, usual
-from rookworld.pretrain.settings import PRETRAIN_BOUNDS, PretrainSettings
-from rookworld.rl.presets import PRETRAIN_PRESETS, TRAIN_PRESETS
-from rookworld.rl.settings import TRAIN_BOUNDS, RewardWeights, TrainSettings
-from rookworld.rl.state import guard_settings, kl_settings, reward_rules
-from rookworld.runtime.config import Bounds, of_run, resolved
+from rookworld.pretrain.presets import PRETRAIN_PRESETS
+from rookworld.pretrain.settings import PretrainSettings
+from rookworld.rl.presets import TRAIN_PRESETS
+from rookworld.rl.settings import TrainSettings
+from rookworld.runtime import config
+from rookworld.runtime.bounds import Bounds, bounds_of
+from rookworld.runtime.config import flat_fields, of_run, resolved, value_of
 from rookworld.runtime.errors import ConfigError
 
 PACKAGE = Path(str(rookworld.__path__[0]))
@@ -35,72 +35,59 @@ ROOT = Path(__file__).parents[1]
 
 @cache
 def attributes_read() -> frozenset[str]:
-    """Names read as `something.name` anywhere in the package but where settings are defined."""
-    found = set()
+    """Names read as `something.name` anywhere in the package but where settings are defined.
+
+    A property of settings counts for the fields that it reads.
+    """
+    found: set[str] = set()
+    within: dict[str, set[str]] = {}
     for path in PACKAGE.rglob("*.py"):
-        if path.name not in ("settings.py", "pretrain_settings.py"):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            found |= {
-                node.attr
-                for node in ast.walk(tree)
-                if isinstance(node, ast.Attribute)
-                and isinstance(node.ctx, ast.Load)
-                and isinstance(node.value, ast.Name | ast.Attribute)
-                and ast.unparse(node.value).endswith("settings")
-            }
-    return frozenset(found)
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if path.name == "settings.py":
+            within |= {f.name: reads_of(f) for f in ast.walk(tree) if isinstance(f, FUNCTION)}
+        else:
+            found |= reads_of(tree)
+    return frozenset(found.union(*(within[name] for name in found & within.keys())))
 
 
-def definition(kind: type) -> ast.ClassDef:
-    """A settings class as it is written."""
-    tree = ast.parse(Path(inspect.getfile(kind)).read_text(encoding="utf-8"))
-    (found,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == kind.__name__)
-    return found
+FUNCTION = ast.FunctionDef
 
 
-def properties_reading(kind: type) -> dict[str, set[str]]:
-    """Property of a settings class -> fields that it reads."""
-    return {
-        node.name: {
-            inner.attr
-            for inner in ast.walk(node)
-            if isinstance(inner, ast.Attribute) and ast.unparse(inner.value) == "self"
-        }
-        for node in definition(kind).body
-        if isinstance(node, ast.FunctionDef) and node.name != "__post_init__"
-    }
+def reads_of(tree: ast.AST) -> set[str]:
+    """Attributes that are read, and names in texts (`getattr(…, f"{letter}_top_p")`)."""
+    reads = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+    texts = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+    both = {f"{letter}{text}" for text in texts if isinstance(text, str) for letter in "pa"}
+    return reads | both
 
 
 @pytest.mark.parametrize("kind", [TrainSettings, PretrainSettings])
 def test_every_field_is_read_outside_of_the_settings(kind: type) -> None:
-    read = set(attributes_read())
-    for name, fields in properties_reading(kind).items():
-        if name in read:
-            read |= fields
-    if "chosen" in read:  # all of them at once; test_flags sees each reach the rules
-        read |= {field.name for field in dataclasses.fields(RewardWeights)}
-    unread = [field.name for field in dataclasses.fields(kind) if field.name not in read]
-    assert unread == []
+    assert [name for name in flat_fields(kind) if name not in attributes_read()] == []
 
 
 @pytest.mark.parametrize("kind", [TrainSettings, PretrainSettings])
 def test_every_field_says_what_it_is(kind: type) -> None:
-    body = definition(kind).body[1:]
-    for node, after in pairwise(body):
-        if isinstance(node, ast.AnnAssign):
-            assert isinstance(after, ast.Expr), ast.unparse(node)
-            assert isinstance(after.value, ast.Constant), ast.unparse(node)
+    places = flat_fields(kind)
+    assert [name for name in places if not docs(places[name].owner).get(name)] == []
+
+
+@pytest.mark.parametrize("kind", [TrainSettings, PretrainSettings])
+def test_no_default_is_written_twice(kind: type) -> None:
+    """A section is made without arguments: its defaults stand where it is defined alone."""
+    for field in dataclasses.fields(kind):
+        if isinstance(field.default_factory, type):
+            assert field.default_factory() == getattr(kind(), field.name)
 
 
 @pytest.mark.parametrize("preset", TRAIN_PRESETS)
 def test_every_training_preset_loads_and_flags_win_over_it(preset: str) -> None:
     settings = read_settings(["--preset", preset], "rookworld train")
     for name, value in TRAIN_PRESETS[preset].items():
-        assert getattr(settings, name) == value
-    assert read_settings(["--preset", preset, "--lr", "0.5"], "rookworld train").lr == 0.5
-    guard_settings(settings)
-    kl_settings(settings)
-    reward_rules(settings)
+        found = value_of(settings, name)
+        assert found == value or (isinstance(value, dict) and value.items() <= dict(found).items())
+    faster = read_settings(["--preset", preset, "--lr", "0.5"], "rookworld train")
+    assert faster.optimizer.lr == 0.5
 
 
 @pytest.mark.parametrize(
@@ -126,7 +113,7 @@ def test_without_a_gpu_the_embedded_model_is_trained_as_in_the_demo(
 
 @pytest.mark.parametrize("preset", PRETRAIN_PRESETS)
 def test_every_pretraining_preset_loads(preset: str) -> None:
-    PretrainSettings(**PRETRAIN_PRESETS[preset])
+    PretrainSettings.of(**PRETRAIN_PRESETS[preset])
 
 
 def test_settings_come_from_defaults_then_preset_then_file_then_flags(tmp_path: Path) -> None:
@@ -134,10 +121,10 @@ def test_settings_come_from_defaults_then_preset_then_file_then_flags(tmp_path: 
     file.write_text('lr = 3e-5\nkl-coef = 0.7\nkl_type = "reverse"\n')
     args = f"--preset stable --config {file} --kl_coef 0.9".split()
     settings = read_settings(args, "rookworld train")
-    assert (settings.clip_range, settings.lr) == (0.1, 3e-5)
-    assert (settings.kl_coef, settings.kl_type) == (0.9, "reverse")
-    file.write_text("learning_rate = 1\n")
-    with pytest.raises(ConfigError, match="unknown key 'learning_rate'"):
+    assert (settings.loss.clip_range, settings.optimizer.lr) == (0.1, 3e-5)
+    assert (settings.kl.kl_coef, settings.kl.kl_type) == (0.9, "reverse")
+    file.write_text("learn_rate = 1\n")
+    with pytest.raises(ConfigError, match="unknown key 'learn_rate'"):
         read_settings(["--config", str(file)], "rookworld train")
 
 
@@ -166,13 +153,14 @@ def test_settings_come_from_defaults_then_preset_then_file_then_flags(tmp_path: 
         ("--flat-tries -1", "--flat-tries -1: give 0 or more"),
         ("--p-malformed 2", "--p-malformed 2.0: give 0 or less"),
         ("--gamma 1.5", "--gamma 1.5: give 0 to 1"),
-        ("--optimizer muon --trained vectors", "--optimizer muon with --trained vectors"),
+        ("--trained vectors", "vectors"),
+        ("--p-weights bets 1", "--p-weights bets: not one of format, legal, best"),
         ("--optimizer muon --shard", "--optimizer muon steps whole matrices"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_by_name(flags: str, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        guard_settings(read_settings(flags.split(), "rookworld train"))
+        read_settings(flags.split(), "rookworld train")
     assert said in str(refused.value)
 
 
@@ -184,23 +172,26 @@ def test_a_shape_without_heads_is_refused_before_it_divides() -> None:
 # --- bounds -------------------------------------------------------------------------------------
 
 
-def numbers(kind: type) -> list[str]:
-    """Fields that hold an int or a float."""
-    hints = typing.get_type_hints(kind)
-    parts = {name: {hint, *typing.get_args(hint)} for name, hint in hints.items()}
-    return [name for name, kinds in parts.items() if kinds & {int, float}]
+def bounds_in(kind: type[Any]) -> dict[str, Bounds | None]:
+    """Every setting that holds numbers -> its bounds."""
+    hints = {name: place.hint for name, place in flat_fields(kind).items()}
+    return {n: bounds_of(hint) for n, hint in hints.items() if {int, float} & types_in(hint)}
 
 
-TABLES: dict[type[Any], dict[str, Bounds]] = {
-    PretrainSettings: PRETRAIN_BOUNDS,
-    TrainSettings: TRAIN_BOUNDS,
-}
-NUMBERS = [(kind, name) for kind in TABLES for name in numbers(kind)]
+def types_in(hint: Any) -> set[Any]:
+    inner = typing.get_args(hint)
+    return {hint}.union(*map(types_in, inner))
 
 
-@pytest.mark.parametrize("kind", TABLES)
-def test_the_table_of_bounds_holds_every_number_and_nothing_else(kind: type) -> None:
-    assert sorted(TABLES[kind]) == sorted(numbers(kind))
+KINDS: list[type[Any]] = [PretrainSettings, TrainSettings]
+WEIGHED = "p_weights"
+"""A table of numbers, which looks after itself (tests/test_reward.py)."""
+NUMBERS = [(kind, name) for kind in KINDS for name in bounds_in(kind) if name != WEIGHED]
+
+
+@pytest.mark.parametrize(("kind", "name"), NUMBERS, ids=[f"{k.__name__}.{n}" for k, n in NUMBERS])
+def test_every_number_has_bounds(kind: type[Any], name: str) -> None:
+    assert bounds_in(kind)[name] is not None
 
 
 def beyond(bounds: Bounds) -> list[float]:
@@ -211,10 +202,12 @@ def beyond(bounds: Bounds) -> list[float]:
 
 
 @pytest.mark.parametrize(("kind", "name"), NUMBERS, ids=[f"{k.__name__}.{n}" for k, n in NUMBERS])
-def test_a_number_beyond_its_bounds_is_refused_by_its_flag(kind: type, name: str) -> None:
-    for value in beyond(TABLES[kind][name]):
+def test_a_number_beyond_its_bounds_is_refused_by_its_flag(kind: type[Any], name: str) -> None:
+    bounds = bounds_in(kind)[name]
+    assert bounds is not None
+    for value in beyond(bounds):
         with pytest.raises(ConfigError) as refused:
-            kind(**{name: value})
+            kind.of(**{name: value})
         assert str(refused.value).startswith(f"--{name.replace('_', '-')} {value}: ")
 
 
@@ -225,11 +218,13 @@ CHOSEN: list[tuple[type[Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "values"), CHOSEN)
-def test_defaults_and_presets_lie_within_the_bounds(kind: type, values: dict[str, Any]) -> None:
-    settings = kind(**values)
-    for name, bounds in TABLES[kind].items():
-        value = getattr(settings, name)
-        assert value is None or bounds.hold(value), name
+def test_defaults_and_presets_lie_within_the_bounds(
+    kind: type[Any], values: dict[str, Any]
+) -> None:
+    settings = kind.of(**values)
+    for name, bounds in bounds_in(kind).items():
+        value = value_of(settings, name)
+        assert value is None or bounds is None or bounds.hold(value), name
 
 
 # --- the clip range -----------------------------------------------------------------------------
@@ -251,13 +246,13 @@ def test_defaults_and_presets_lie_within_the_bounds(kind: type, values: dict[str
 )
 def test_a_clip_range_alone_is_that_of_both_sides(flags: str, below: float, above: float) -> None:
     settings = read_settings(flags.split(), "rookworld train")
-    assert (settings.clip_range, settings.clip_high) == (below, above)
+    assert (settings.loss.clip_range, settings.loss.clip_high) == (below, above)
 
 
 def test_a_clip_range_from_a_file_is_that_of_both_sides(tmp_path: Path) -> None:
     file = tmp_path / "own.toml"
     file.write_text("clip_range = 0.1\n")
-    assert read_settings(["--config", str(file)], "rookworld train").clip_high == 0.1
+    assert read_settings(["--config", str(file)], "rookworld train").loss.clip_high == 0.1
 
 
 # --- train.sh -----------------------------------------------------------------------------------
@@ -293,13 +288,13 @@ def test_train_sh_takes_several_sources_as_they_are_written(tmp_path: Path) -> N
 def test_train_sh_without_variables_is_its_preset(tmp_path: Path) -> None:
     settings = given_by_train_sh(tmp_path)
     expected = read_settings(["--preset", "train-sh"], "rookworld train")
-    assert settings == dataclasses.replace(expected, out=settings.out, resume=True)
+    assert settings == expected.but(out=settings.out, resume=True)
 
 
 @pytest.mark.parametrize("clip", ["0.05", "0.2"])
 def test_train_sh_sets_both_sides_of_the_clip_range(tmp_path: Path, clip: str) -> None:
     settings = given_by_train_sh(tmp_path, CLIP_RANGE=clip)
-    assert settings.clip_range == settings.clip_high == float(clip)
+    assert settings.loss.clip_range == settings.loss.clip_high == float(clip)
 
 
 @pytest.mark.parametrize("name", TRAIN_PRESETS)
@@ -313,18 +308,97 @@ def test_a_preset_is_written_out_as_a_file(name: str) -> None:
 
 def test_what_is_not_given_resume_takes_from_the_run(tmp_path: Path) -> None:
     """Flags and presets win; where a run lies and what to do with it is not asked of it."""
-    old = TrainSettings(lr=1e-3, steps=7, p_best=0.4, data=("a", "b"), out=Path("elsewhere"))
+    old = TrainSettings.of(
+        lr=1e-3, steps=7, p_weights={"best": 0.4}, data=("a", "b"), out=Path("elsewhere")
+    )
     (tmp_path / "config.json").write_text(json.dumps(resolved(old)), encoding="utf-8")
     again = ["--out", str(tmp_path), "--resume"]
     found = train_settings([*again, "--steps", "9"])
-    assert found == replace(old, steps=9, out=tmp_path, resume=True)
+    assert found == old.but(steps=9, out=tmp_path, resume=True)
     over = train_settings([*again, "--preset", "overfit"])
-    assert (over.lr, over.steps) == (TRAIN_PRESETS["overfit"]["lr"], 7)
-    assert train_settings(["--preset", "plain", "--out", str(tmp_path)]).lr == TrainSettings().lr
+    assert over.optimizer.lr == TRAIN_PRESETS["overfit"]["lr"] and over.steps == 7
+    assert train_settings(["--preset", "plain", "--out", str(tmp_path)]) == TrainSettings.of(
+        out=tmp_path
+    )
 
 
-@pytest.mark.parametrize("text", ["{", "[]", json.dumps(resolved(PretrainSettings()))])
-def test_a_run_of_another_kind_gives_no_settings(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "not a table of settings"),
+        (json.dumps(resolved(PretrainSettings())), "another command's run"),
+    ],
+)
+def test_what_cannot_be_gone_on_with_stops_with_a_line(
+    text: str, said: str, tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text(text, encoding="utf-8")
-    assert of_run(TrainSettings(), tmp_path) is None
+    with pytest.raises(ConfigError, match=f"config.json: .*{said}"):
+        of_run(TrainSettings(), tmp_path)
     assert of_run(TrainSettings(), tmp_path / "nowhere") is None
+
+
+@pytest.fixture
+def notices(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """Lines about settings, each of which is said once a process."""
+    config.notice.cache_clear()
+    return caplog
+
+
+def test_a_run_of_an_earlier_version_resumes(
+    notices: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Its deleted settings are ignored, its old names read, and what it lacks has its default."""
+    old = resolved(TrainSettings.of(lr=1e-3)) | {"tv_delta": 0.2, "compile": False}
+    old |= {"agreement_coef": 0.5, "p_best": 0.7, "p_legal": None}
+    del old["distill_coef"], old["keep"], old["p_weights"]
+    (tmp_path / "config.json").write_text(json.dumps(old), encoding="utf-8")
+    assert of_run(TrainSettings(), tmp_path) == TrainSettings.of(
+        lr=1e-3, distill_coef=0.5, p_weights={"best": 0.7}
+    )
+    assert "ignored: tv_delta=0.2, compile=False" in notices.text
+    assert "left at their defaults: keep=3" in notices.text
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("--learning-rate", "lr"),
+        ("--beta", "kl_coef"),
+        ("--num-generations", "k_samples"),
+        ("--group_size", "k_samples"),
+        ("--batch-positions", "batch_size"),
+        ("--distill-coef", "distill_coef"),
+    ],
+)
+def test_names_of_other_trainers_and_of_before_are_read(
+    alias: str, name: str, notices: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    settings = read_settings([alias, "3"], "rookworld train")
+    assert value_of(settings, name) == 3
+    assert f"{alias.replace('_', '-')} is read as --{name.replace('_', '-')}" in notices.text
+    file = tmp_path / "own.toml"
+    file.write_text(f"{alias[2:]} = 3\n")
+    assert read_settings(["--config", str(file)], "rookworld train") == settings
+
+
+@pytest.mark.parametrize("flag", ["--compile", "--no-compile"])
+def test_a_flag_that_lost_is_accepted_with_a_line(
+    flag: str, notices: pytest.LogCaptureFixture
+) -> None:
+    assert read_settings([flag], "rookworld train") == TrainSettings()
+    assert "--compile does nothing" in notices.text
+
+
+def test_the_short_help_has_what_a_beginner_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_settings(["--help"], "rookworld train")
+    short = capsys.readouterr().out
+    assert len(short.splitlines()) <= 60
+    assert all(f"--{name.replace('_', '-')}" in short for name in TrainSettings.FIRST)
+    assert "--help-all" in short
+    with pytest.raises(SystemExit):
+        read_settings(["--help-all"], "rookworld train")
+    whole = capsys.readouterr().out
+    assert all(f"\n  --{name.replace('_', '-')}" in whole for name in flat_fields(TrainSettings))

@@ -149,4 +149,4 @@ def test_one_process_has_nothing_to_share(warm_folder: Path, tmp_path: Path) -> 
 
 def test_a_reference_elsewhere_cannot_be_shared_out() -> None:
     with pytest.raises(ConfigError, match="--ref-device cpu: with --shard"):
-        TrainSettings(shard=True, ref_device="cpu")
+        TrainSettings.of(shard=True, ref_device="cpu")

@@ -148,7 +148,7 @@ def test_a_trial_means_the_same_with_and_without_a_gpu(tmp_path: Path) -> None:
     sweep = read_sweep_file(written(tmp_path, "[space]\nlr = [1e-5]"))
     args = command(sweep, sweep.params(0), Path("out"))
     assert usual(args) == args
-    assert read_settings(args, "rookworld train") == TrainSettings(lr=1e-5, out=Path("out"))
+    assert read_settings(args, "rookworld train") == TrainSettings.of(lr=1e-5, out=Path("out"))
 
 
 def test_gpus_by_name() -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -83,12 +82,12 @@ def test_what_is_done_while_others_score_changes_nothing(
 ) -> None:
     """The reference's passes and the distillation, as beside a GPU."""
     settings = tiny_settings(
-        warm_folder, tmp_path, agreement_coef=1.0, agreement_prompts=6, updates_per_rollout=updates
+        warm_folder, tmp_path, distill_coef=1.0, distill_prompts=6, updates_per_rollout=updates
     )
     found = []
     for ahead in (False, True):
         monkeypatch.setattr(overlap, "may_look_ahead", lambda state, settings, now=ahead: now)
-        settings = replace(settings, score_workers=int(ahead))
+        settings = settings.but(score_workers=int(ahead))
         state = new_state(settings, tiny_rows(), CPU)
         measured = [step(state, settings)[1] for _ in range(3)]
         found.append((measured, [p.detach().clone() for p in state.learner.model.parameters()]))
@@ -115,7 +114,7 @@ def test_a_sampler_that_is_not_the_trainer_is_refused(
     clock = Clock(CPU)
     collected = collect_groups(state, settings, None, clock, StepScratch())
     with pytest.raises(RookworldError, match="nats a token off the trainer's"):
-        learn(state, collected, StepScratch(), replace(settings, temperature=1.5), clock)
+        learn(state, collected, StepScratch(), settings.but(temperature=1.5), clock)
 
 
 def test_a_broken_model_is_refused_before_anything_is_trained(
@@ -141,9 +140,9 @@ def test_a_reference_device_that_is_not_here_falls_back_with_a_line(
     settings = tiny_settings(tmp_path, tmp_path, ref_device="cuda:99")
     assert reference_device(settings, CPU) == CPU
     assert "--ref-device cuda:99 is not here; the reference stays on cpu" in caplog.text
-    assert reference_device(replace(settings, ref_device="cpu"), CPU) == CPU
+    assert reference_device(settings.but(ref_device="cpu"), CPU) == CPU
     with pytest.raises(ConfigError, match="--ref-device tpu"):
-        reference_device(replace(settings, ref_device="tpu"), CPU)
+        reference_device(settings.but(ref_device="tpu"), CPU)
 
 
 # --- a run --------------------------------------------------------------------------------------
@@ -181,7 +180,7 @@ def test_a_run_writes_what_it_promises(warm_folder: Path, tmp_path: Path) -> Non
 def test_a_run_in_a_used_folder_starts_afresh(warm_folder: Path, tmp_path: Path) -> None:
     settings = tiny_settings(warm_folder, tmp_path / "run", steps=2)
     train(settings, tiny_rows(), no_evaluation)
-    train(replace(settings, steps=1), tiny_rows(), no_evaluation)
+    train(settings.but(steps=1), tiny_rows(), no_evaluation)
     assert [line["step"] for line in metrics_of(tmp_path / "run")] == [1]
 
 
@@ -301,9 +300,9 @@ def test_twenty_steps_go_as_they_always_went(
     settings = tiny_settings(
         tiny_folder, tmp_path / "run", steps=20, mix_env_ratio=0.5, max_new_tokens=5
     )
-    settings = replace(settings, updates_per_rollout=2, kl_coef=0.1, save_every=20, eval_every=0)
+    settings = settings.but(updates_per_rollout=2, kl_coef=0.1, save_every=20, eval_every=0)
     # the promises of --credit fields know real rewards only
-    train(replace(settings, credit="answer"), tiny_rows(), no_evaluation)
+    train(settings.but(credit="answer"), tiny_rows(), no_evaluation)
     lines = metrics_of(tmp_path / "run")
     for name, expected in GOLDEN.items():
         assert [line[name] for line in lines] == pytest.approx(expected, rel=1e-3, abs=1e-5), name
@@ -318,8 +317,8 @@ def test_a_bandit_with_a_known_answer_is_learnt(
     settings = tiny_settings(
         tiny_folder, tmp_path / "run", steps=30, k_samples=16, lr=0.03, kl_coef=0.0, **changes
     )
-    settings = replace(settings, lr_schedule="constant", max_new_tokens=1, save_every=30)
-    settings = replace(settings, kl_divergence_threshold=0.0, entropy_floor=0.0, eval_every=0)
+    settings = settings.but(lr_schedule="constant", max_new_tokens=1, save_every=30)
+    settings = settings.but(kl_divergence_threshold=0.0, entropy_floor=0.0, eval_every=0)
     train(settings, tiny_rows(), no_evaluation)
     rewards = [line["reward/mean"] for line in metrics_of(tmp_path / "run")]
     assert fmean(rewards[:5]) < 0.6
@@ -340,7 +339,7 @@ def test_answers_are_sampled_from_the_weights_as_they_are(
 
 def test_several_updates_of_one_rollout_move_the_ratio(warm_folder: Path, tmp_path: Path) -> None:
     settings = tiny_settings(warm_folder, tmp_path, updates_per_rollout=3, clip_range=0.01)
-    settings = replace(settings, clip_range_high=None)
+    settings = settings.but(clip_range_high=None)
     _, metrics, _ = step(new_state(settings, tiny_rows(), CPU), settings)
     assert metrics["policy/ratio_max"] > 1.01
     assert metrics["policy/clipped"] > 0
@@ -422,10 +421,10 @@ def test_samples_beyond_the_cap_are_counted_and_all_of_them_end_the_run(
     with torch.no_grad():
         table = state.learner.model.wpe.weight
         table.add_(0.1 * torch.randn(table.shape, generator=torch.Generator().manual_seed(0)))
-    _, metrics, _ = step(state, replace(settings, kl_collect_cap=0.03))
+    _, metrics, _ = step(state, settings.but(kl_collect_cap=0.03))
     assert 0 < metrics["kl/left_out"] < 1
     with pytest.raises(Diverged, match="--kl-collect-cap 1e-09 left out every sample of step 3"):
-        step(state, replace(settings, kl_collect_cap=1e-9))
+        step(state, settings.but(kl_collect_cap=1e-9))
 
 
 @pytest.mark.slow
@@ -442,12 +441,9 @@ def test_memory_stays_flat_over_a_thousand_steps(warm_folder: Path, tmp_path: Pa
     assert peaks[-1] <= 1.02 * peaks[199]
 
 
-@pytest.mark.parametrize("trained", ["blocks", "vectors"])
-def test_weights_that_are_held_still_stay_as_they_were(
-    tiny_folder: Path, tmp_path: Path, trained: Literal["blocks", "vectors"]
-) -> None:
+def test_weights_that_are_held_still_stay_as_they_were(tiny_folder: Path, tmp_path: Path) -> None:
     settings = tiny_settings(tiny_folder, tmp_path / "run", steps=2, lr=0.01, save_every=1)
-    settings = replace(settings, trained=trained, eval_every=0, max_new_tokens=6)
+    settings = settings.but(trained="blocks", eval_every=0, max_new_tokens=6)
     final = train(settings, tiny_rows(), no_evaluation)
     before, after = load_model(tiny_folder), load_model(final)
     moved = {
@@ -456,9 +452,7 @@ def test_weights_that_are_held_still_stay_as_they_were(
         if not torch.equal(old, new)
     }
     assert moved
-    for name in moved:
-        assert name.startswith(("h.", "ln_f."))
-        assert trained == "blocks" or name.endswith("bias") or "ln_" in name
-    resumed = replace(settings, steps=3, resume=True)
+    assert all(name.startswith(("h.", "ln_f.")) for name in moved)
+    resumed = settings.but(steps=3, resume=True)
     train(resumed, tiny_rows(), no_evaluation)
     assert len(metrics_of(tmp_path / "run")) == 3

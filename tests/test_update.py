@@ -114,21 +114,21 @@ def settings_of(tmp_path: Path, **changes: Any) -> TrainSettings:
 
 
 def coefs_of(settings: TrainSettings) -> update.Coefs:
-    return update.Coefs(KL_COEF, settings.agreement_coef)
+    return update.Coefs(KL_COEF, settings.distill.distill_coef)
 
 
 def computed(
     groups: Sequence[Group], learner: Learner, settings: TrainSettings, *, ahead: bool = False
 ) -> tuple[Gradient, list[Tensor], list[Micro]]:
     """The update's gradient, parameter by parameter."""
-    if not settings.gae:
+    if not settings.advantages.gae:
         learner = replace(learner, value_head=None)
     for parameter in learner.parameters():
         parameter.grad = None
     micros = forward.prepare(groups, learner, settings, eos=0)
     credit.set_advantages(micros, learner, settings, RunningMeans(), None, KL_COEF)
     scratch = StepScratch()
-    if settings.agreement_coef > 0:
+    if settings.distill.distill_coef > 0:
         fens = [row.fen for row in tiny_rows(8, 0)]
         scratch.distill_batches = Distiller(fens, learner, tiny_tokenizer(), settings).batches(0)
     totals = update.totals_of(micros, longest=20)
@@ -153,21 +153,23 @@ def plain_gradient(
     parts = [plain_pass(group, i, learner, settings) for group, i in plain]
     raw = [raw_advantage(p, group, i, settings) for p, (group, i) in zip(parts, plain, strict=True)]
     spread = torch.cat([advantage for advantage, _ in raw]).std(correction=0)
-    if not settings.gae:  # one value per answer, however long it is
+    if not settings.advantages.gae:  # one value per answer, however long it is
         spread = torch.stack([advantage[0] for advantage, _ in raw]).std(correction=0)
     total = torch.zeros((), dtype=torch.float64)
     for part, (advantage, returns), (group, i) in zip(parts, raw, plain, strict=True):
         logp, kl, entropy, value = part
-        scaled = (advantage / spread.clamp_min(settings.advantage_std_floor)).float()
+        scaled = (advantage / spread.clamp_min(settings.advantages.advantage_std_floor)).float()
         ratio = (logp - group.logp[i, : len(logp)]).exp()
-        clipped = ratio.clamp(1 - settings.clip_range, 1 + settings.clip_high)
+        clipped = ratio.clamp(1 - settings.loss.clip_range, 1 + settings.loss.clip_high)
         policy = -torch.minimum(ratio * scaled, clipped * scaled)
-        total = total + (policy + KL_COEF * kl - settings.entropy_coef * entropy).sum() / tokens
-        if settings.gae:
+        total = (
+            total + (policy + KL_COEF * kl - settings.loss.entropy_coef * entropy).sum() / tokens
+        )
+        if settings.advantages.gae:
             off = 0.5 * (value - returns).square().sum() / tokens
-            total = total + settings.value_coef * off
+            total = total + update.VALUE_COEF * off
     total.backward()  # type: ignore[no-untyped-call]
-    own = learner.model.parameters() if not settings.gae else learner.parameters()
+    own = learner.model.parameters() if not settings.advantages.gae else learner.parameters()
     return [torch.zeros_like(p) if p.grad is None else p.grad for p in own]
 
 
@@ -179,7 +181,7 @@ def plain_pass(
     ids = torch.tensor([[*group.prompt.ids, *group.tokens[i, :length].tolist()]])
     states = learner.model(ids)[0, head - 1 : -1]
     reference = learner.reference(ids)[0, head - 1 : -1]
-    temperature, _ = forward.sampling_of(group.prompt.letter, settings)
+    temperature, _ = settings.sampling.of_task(group.prompt.letter)
     drawn = (learner.model.logits(states) / temperature).log_softmax(-1)
     logp = drawn.gather(-1, group.tokens[i, :length, None])[:, 0]
     policy = learner.model.logits(states).log_softmax(-1)
@@ -193,12 +195,14 @@ def raw_advantage(
     part: tuple[Tensor, ...], group: Group, i: int, settings: TrainSettings
 ) -> tuple[Tensor, Tensor]:
     value = part[3].detach()
-    if not settings.gae:
+    if not settings.advantages.gae:
         mean = sum(group.rewards) / K
         return torch.full_like(value, group.rewards[i] - mean), value
     reward = torch.tensor([group.rewards[i]])
     mask = torch.ones(1, len(value))
-    found = gae(value[None], reward, mask, settings.gamma, settings.gae_lambda)
+    found = gae(
+        value[None], reward, mask, settings.advantages.gamma, settings.advantages.gae_lambda
+    )
     return found[0][0], found[1][0]
 
 
@@ -290,7 +294,7 @@ def test_choices_of_several_widths_share_a_pack_and_a_norm(
 def test_choices_of_answers_beyond_the_cap_teach_nothing(
     learner: Learner, groups: list[Group], tmp_path: Path
 ) -> None:
-    settings = replace(settings_of(tmp_path, credit="choices"), entropy_coef=0.0)
+    settings = settings_of(tmp_path, credit="choices", entropy_coef=0.0)
     _, gradients, micros = computed(groups, learner, settings)
     assert any(gradient.any() for gradient in gradients)
     totals = update.totals_of(micros, longest=20)
@@ -317,8 +321,8 @@ def worthless(group: Group) -> Group:
         *({"loss": name} for name in LOSSES),
         *({"credit": "choices", "advantage_scale": name} for name in ("batch", "group")),
         {"credit": "choices", "kl_collect_cap": 0.5},
-        {"agreement_coef": 2.0, "agreement_prompts": 5},
-        {"agreement_coef": 2.0, "agreement_prompts": 5, "agreement_first": 0.0},
+        {"distill_coef": 2.0, "distill_prompts": 5},
+        {"distill_coef": 2.0, "distill_prompts": 5, "distill_first": 0.0},
         *({"credit": "fields", "advantage_scale": name} for name in ("batch", "group")),
         *({"kl_type": name} for name in ("reverse", "symmetric", "k2", "k3", "k1_reward")),
         *({"baseline_type": name} for name in ("rloo", "ema", "adaptive")),
@@ -334,7 +338,7 @@ def test_gradient_is_the_same_however_a_step_is_cut(
     learner: Learner, groups: list[Group], tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     whole_settings = settings_of(tmp_path, micro_tokens=10**6, **changes)
-    cut_settings = replace(whole_settings, micro_tokens=1)
+    cut_settings = whole_settings.but(micro_tokens=1)
     whole, expected, few = computed(groups, learner, whole_settings)
     cut, found, many = computed(groups, learner, cut_settings)
     assert len(few) < len(many) == len(groups)
@@ -350,7 +354,7 @@ def test_the_weight_of_distillation_is_that_of_the_step(
     learner: Learner, groups: list[Group], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not that of the settings: it falls over a run."""
-    settings = settings_of(tmp_path, agreement_coef=2.0, agreement_prompts=5)
+    settings = settings_of(tmp_path, distill_coef=2.0, distill_prompts=5)
     found = []
     for weight in (0.0, 0.5, 1.0):
         coefs = update.Coefs(KL_COEF, weight)
@@ -364,7 +368,7 @@ def test_the_weight_of_distillation_is_that_of_the_step(
 def test_distillation_may_come_before_the_answers(
     learner: Learner, groups: list[Group], tmp_path: Path
 ) -> None:
-    settings = settings_of(tmp_path, agreement_coef=2.0, agreement_prompts=5)
+    settings = settings_of(tmp_path, distill_coef=2.0, distill_prompts=5)
     after, expected, _ = computed(groups, learner, settings)
     before, found, _ = computed(groups, learner, settings, ahead=True)
     assert relative(found, expected) < 1e-6
@@ -372,11 +376,13 @@ def test_distillation_may_come_before_the_answers(
 
 
 def test_value_head_never_touches_the_policys_gradient(
-    learner: Learner, groups: list[Group], tmp_path: Path
+    learner: Learner, groups: list[Group], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_of(tmp_path, gae=True)
-    _, heavy, _ = computed(groups, learner, replace(settings, value_coef=1000.0))
-    _, light, _ = computed(groups, learner, replace(settings, value_coef=0.0))
+    monkeypatch.setattr(update, "VALUE_COEF", 1000.0)
+    _, heavy, _ = computed(groups, learner, settings)
+    monkeypatch.setattr(update, "VALUE_COEF", 0.0)
+    _, light, _ = computed(groups, learner, settings)
     own = len(list(learner.model.parameters()))
     assert all(torch.equal(a, b) for a, b in zip(heavy[:own], light[:own], strict=True))
     assert any(gradient.abs().max() > 0 for gradient in heavy[own:])

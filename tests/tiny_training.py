@@ -102,7 +102,7 @@ def tiny_settings(model: Path, out: Path, **changes: Any) -> TrainSettings:
         "max_new_tokens": 16,
         "device": "cpu",
     }
-    return TrainSettings(**(small | changes))
+    return TrainSettings.of(**(small | changes))
 
 
 def no_evaluation(model: GPT2, tokenizer: Tokenizer) -> Evaluation:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from rookworld.cli.display import bar, say, show
+from rookworld.cli.flags import leading, parse
 from rookworld.data.generate.generator import GenerateSettings, generate
 from rookworld.data.importing import ImportSettings, import_rows
 from rookworld.data.show import ShowSettings
 from rookworld.data.show import show as show_rows
-from rookworld.runtime.config import leading, parse, suggestion
+from rookworld.runtime.config import suggestion
 from rookworld.runtime.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -92,8 +93,6 @@ class PackSettings:
     """File to write; rows of several tasks go to one each, with P, A or mate in its name."""
     tokenizer: str = "chess"
     """`chess`, or a folder or hub id with GPT-2's."""
-    registers: int = 0
-    """Extra positions before ` M:` (chess tokenizer only)."""
     hard_share: float = 0.5
     """Share of the first move's target that goes to the best move."""
     softness: float = 0.03
@@ -107,7 +106,7 @@ def _pack(args: list[str]) -> int:
     sources, rest = leading(args)
     flags = ["--source", *sources, *rest] if sources else rest
     settings = parse(PackSettings, flags, command="rookworld data pack", default=PackSettings())
-    tokenizer = pick_tokenizer(settings.tokenizer, settings.registers)
+    tokenizer = pick_tokenizer(settings.tokenizer)
     parts: dict[str, list[Packed]] = {}
     for source in settings.source:
         for packed, _ in pack_source(

@@ -6,17 +6,17 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from rookworld.cli.display import bar, show
-from rookworld.rl.settings import RewardWeights
-from rookworld.runtime.config import leading, parse
+from rookworld.cli.flags import leading, parse
+from rookworld.runtime.config import Composed
 from rookworld.runtime.errors import ConfigError, DataError
 from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.policy import POLICY
-from rookworld.tasks.reward import RewardRules, Shaping
+from rookworld.tasks.reward import RewardRules
 from rookworld.tasks.task import Judge, Verdict
 
 
@@ -35,7 +35,7 @@ def open_judge(kind: str, engine: str | None, nodes: int) -> Iterator[Judge | No
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreSettings(RewardWeights):
+class ScoreSettings(Composed):
     """Score answers: one JSON line each with `reward`, `parts` and `reason`.
 
     FILE holds a line for each: {"row": "P: … or A: …, the gold row", "completion": "the answer"}.
@@ -47,8 +47,7 @@ class ScoreSettings(RewardWeights):
     """Stockfish binary; default: STOCKFISH_PATH, PATH, /usr/games."""
     nodes: int = 20_000
     """Stockfish's nodes a position."""
-    reward_shaping: Shaping = "continuous"
-    """How parts become a reward."""
+    rules: RewardRules = field(default_factory=RewardRules)
 
 
 def score(args: list[str]) -> int:
@@ -56,11 +55,10 @@ def score(args: list[str]) -> int:
     settings = parse(ScoreSettings, rest, command="rookworld score", default=ScoreSettings())
     if len(files) != 1:
         raise ConfigError("score: name one JSONL file, or - for standard input")
-    rules = RewardRules(shaping=settings.reward_shaping, **settings.chosen())
     with open_judge(settings.judge, settings.engine, settings.nodes) as judge:
         number = 0
         for number, line in _lines(files[0]):
-            verdict = score_line(line, f"{files[0]}:{number}", rules, judge)
+            verdict = score_line(line, f"{files[0]}:{number}", settings.rules, judge)
             result = {"reward": verdict.total, "parts": verdict.parts, "reason": verdict.reason}
             print(json.dumps(result))
     if number == 0:

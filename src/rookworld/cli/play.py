@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from rookworld.cli.display import say
-from rookworld.runtime.config import leading, parse
+from rookworld.cli.flags import leading, parse
 from rookworld.runtime.errors import ConfigError
 
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rookworld.cli.display import banner, bar, say
+from rookworld.cli.flags import layered, parse
+from rookworld.pretrain.presets import PRETRAIN_PRESETS
 from rookworld.pretrain.settings import PretrainSettings
-from rookworld.rl.presets import PRETRAIN_PRESETS
-from rookworld.runtime.config import layered, of_run, parse, resolved, short_hash
+from rookworld.runtime.config import of_run, resolved, short_hash
 from rookworld.runtime.processes import Interrupted
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def pretrain(args: list[str]) -> int:
     if settings.model is not None:
         tokenizer = Loaded.load(resolve_folder(settings.model))
     else:
-        tokenizer = pick_tokenizer(settings.tokenizer, settings.registers)
+        tokenizer = pick_tokenizer(settings.tokenizer)
     sources = load_sources(
         settings.data, tokenizer, hard=settings.hard_share, softness=settings.softness
     )

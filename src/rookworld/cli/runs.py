@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rookworld.cli.display import bar, say, show
-from rookworld.runtime.config import leading, parse
+from rookworld.cli.flags import leading, parse
 from rookworld.runtime.errors import ConfigError
 
 

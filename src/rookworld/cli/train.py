@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,19 +12,11 @@ from rich.table import Table
 
 from rookworld.cli.display import Bar, banner, bar, say, show, speaks
 from rookworld.cli.evaluate import open_judge
+from rookworld.cli.flags import layered, leading, parse, take_option
 from rookworld.data.sources import load_rows
 from rookworld.rl.presets import TRAIN_PRESETS
 from rookworld.rl.settings import TrainSettings
-from rookworld.runtime.config import (
-    layered,
-    leading,
-    of_run,
-    override,
-    parse,
-    resolved,
-    short_hash,
-    take_option,
-)
+from rookworld.runtime.config import of_run, override, resolved, short_hash
 from rookworld.runtime.errors import ConfigError
 from rookworld.runtime.processes import Interrupted
 from rookworld.runtime.run_folder import FIRST_ROWS
@@ -73,7 +64,7 @@ def usual(args: Sequence[str]) -> Sequence[str]:
 
     asked = any(take_option(args, name)[0] is not None for name in ("preset", "config"))
     other = settings.model != TrainSettings().model or settings.backend == "trl"
-    if asked or other or pick_device(settings.device) != "cpu":
+    if asked or other or pick_device(settings.compute.device) != "cpu":
         return args
     say("no GPU: taking --preset demo (the bare defaults: --preset plain)")
     return ["--preset", "demo", *args]
@@ -142,10 +133,7 @@ def dry_run(settings: TrainSettings, rows: Rows) -> int:
     counts = {letter: len(pile) for letter, pile in prompts.piles.items()}
     print(f"model: {shape.n_layer} layers, width {shape.n_embd}, {tokenizer.style} tokenizer")
     print(f"rows: {counts['P']:,} P, {counts['A']:,} A; first batch {letters}")
-    print(
-        f"plan: {settings.steps} steps of {settings.batch_size} prompts × {settings.k_samples} "
-        f"answers, evaluation every {settings.eval_every}, checkpoint every {settings.save_every}"
-    )
+    print(settings.outline())
     return 0
 
 
@@ -178,10 +166,10 @@ def held_out(settings: TrainSettings) -> HeldOut:
     from rookworld.evaluation.evaluate import held_out_from
 
     return held_out_from(
-        settings.held_out,
-        n_policy=settings.eval_policy_rows,
-        n_environment=settings.eval_environment_rows,
-        n_mates=settings.eval_mates,
+        settings.evaluation.held_out,
+        n_policy=settings.evaluation.eval_policy_rows,
+        n_environment=settings.evaluation.eval_environment_rows,
+        n_mates=settings.evaluation.eval_mates,
     )
 
 
@@ -189,9 +177,8 @@ def measure(settings: TrainSettings, held: HeldOut) -> Evaluate:
     """The run's held-out evaluation: the same rows every time."""
     from rookworld.evaluation.evaluate import evaluate
     from rookworld.evaluation.generator import ModelAnswerer
-    from rookworld.rl.state import reward_rules
 
-    rules = reward_rules(settings)
+    rules = settings.rewards
 
     def run(model: Any, tokenizer: Any) -> Evaluation:
         greedy = ModelAnswerer(model, tokenizer)
@@ -361,7 +348,7 @@ def check(args: list[str]) -> int:
     rows = read_rows(settings.data)
     rows = rows[:400] + rows[-200:]
     with tempfile.TemporaryDirectory() as folder:
-        laws = run_laws(replace(settings, out=Path(folder)), rows, show_law)
+        laws = run_laws(settings.but(out=Path(folder)), rows, show_law)
     return 0 if all(law.holds for law in laws) else 1
 
 
@@ -376,9 +363,9 @@ def overfit(args: list[str]) -> int:
     from rookworld.rl.trainer import Hooks
 
     start = override(TrainSettings(), TRAIN_PRESETS["overfit"], "preset overfit")
-    start = replace(start, out=Path("runs/overfit"))
+    start = start.but(out=Path("runs/overfit"))
     settings = read_settings(args, "rookworld overfit", start, about=overfit.__doc__)
-    settings = replace(settings, eval_every=1, flat_tries=0)
+    settings = settings.but(eval_every=1, flat_tries=0)
     rows = read_rows(settings.data)
     if settings.dry_run:
         return dry_run(settings, fixed_batch(rows, settings))
@@ -398,22 +385,22 @@ def overfit(args: list[str]) -> int:
 def inspect(args: list[str]) -> int:
     """`rookworld inspect`: one batch, answers side by side with the truth and every part."""
     from rookworld.model.precision import matrices_in
-    from rookworld.rl.state import new_state, reward_rules, sampling
+    from rookworld.rl.state import new_state, sampling
     from rookworld.rollout.collector import Collector
     from rookworld.runtime.distributed import start
 
     settings = read_settings(args, "rookworld inspect", about=inspect.__doc__)
-    state = new_state(settings, read_rows(settings.data), start(settings.device))
+    state = new_state(settings, read_rows(settings.data), start(settings.compute.device))
     with open_judge(settings.judge, settings.engine, settings.nodes) as judge:
         collector = Collector(
             state.learner.model,
             state.tokenizer,
-            sampling(settings, state.tokenizer),
-            settings.k_samples,
+            sampling(settings.sampling, state.tokenizer),
+            settings.sampling.k_samples,
             settings.seed,
-            reward_rules(settings),
+            settings.rewards,
             judge,
-            dtype=matrices_in(settings.dtype, state.learner.model.device),
+            dtype=matrices_in(settings.compute.dtype, state.learner.model.device),
         )
         groups = collector.groups(state.prompts.take(settings.batch_size), 0, 1.0)
     for group in groups:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from rookworld.grpo.settings import AdvantageSettings
 
 Baseline = Callable[[Tensor, Tensor], Tensor]
 """(rewards [groups, K], running mean of each group's task [groups]) -> baseline [groups, K]."""
@@ -181,24 +182,10 @@ SCALES: Mapping[str, Scale] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class AdvantageSettings:
-    """How rewards become advantages."""
-
-    baseline: str = "group_mean"
-    """What is subtracted: group_mean, rloo, ema (running mean per task) or adaptive."""
-    scale: str = "batch"
-    """What it is divided by: none, group (its std) or batch (std over the step)."""
-    std_floor: float = 1e-4
-    """Least standard deviation to divide by, so that noise does not become gradient."""
-    clip: float = 0.0
-    """Advantages are clipped to ± this after scaling; 0 = not."""
-
-
 def group_advantages(rewards: Tensor, running: Tensor, settings: AdvantageSettings) -> Tensor:
     """Rewards minus baseline [groups, K], not yet scaled; refuses a reward that is not finite."""
     _refuse_non_finite(rewards)
-    return rewards - BASELINES[settings.baseline](rewards, running)
+    return rewards - BASELINES[settings.baseline_type](rewards, running)
 
 
 def scaled_advantages(centred: Tensor, step_std: float, settings: AdvantageSettings) -> Tensor:
@@ -206,12 +193,13 @@ def scaled_advantages(centred: Tensor, step_std: float, settings: AdvantageSetti
 
     Token-level advantages pass as [sequences, tokens]; for them scale `group` means a sequence.
     """
-    divisor = SCALES[settings.scale](centred, step_std, settings.std_floor)
+    divisor = SCALES[settings.advantage_scale](centred, step_std, settings.advantage_std_floor)
     return clipped(centred / divisor, settings)
 
 
 def clipped(advantages: Tensor, settings: AdvantageSettings) -> Tensor:
-    return advantages.clamp(-settings.clip, settings.clip) if settings.clip > 0 else advantages
+    most = settings.advantage_clip
+    return advantages.clamp(-most, most) if most > 0 else advantages
 
 
 # --- token level --------------------------------------------------------------------------------
@@ -237,7 +225,7 @@ def field_advantages(
     noise of everything behind it too.
     """
     ends = rewards[..., None].expand_as(worths)
-    divisor = SCALES[settings.scale](centred, step_std, settings.std_floor)
+    divisor = SCALES[settings.advantage_scale](centred, step_std, settings.advantage_std_floor)
     if paid_by == "outlook":
         begun, ends = next_worths(rewards, worths)
         centred = centred + above_others(begun - rewards, settings)
@@ -252,7 +240,7 @@ def above_others(values: Tensor, settings: AdvantageSettings) -> Tensor:
     NaN neither counts nor is counted; who is alone is above nobody.
     """
     away = values - values.nanmean(dim=1, keepdim=True)
-    if settings.baseline != "rloo":
+    if settings.baseline_type != "rloo":
         return away
     count = (~values.isnan()).sum(dim=1, keepdim=True)
     return away * count / (count - 1).clamp_min(1)

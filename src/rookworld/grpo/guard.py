@@ -38,7 +38,7 @@ from rookworld.grpo.decisions import (
     event_of,
 )
 from rookworld.grpo.kl import AdaptiveThreshold
-from rookworld.runtime.errors import ConfigError
+from rookworld.grpo.settings import GuardSettings
 
 KL_WARN_SHARE = 0.8
 """Share of the KL limit from which the guard warns."""
@@ -53,13 +53,9 @@ ENTROPY_SHARE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class GuardSettings:
-    """When the guard acts."""
+class Limits:
+    """When the guard acts, besides what a user sets."""
 
-    kl_divergence_threshold: float = 1.0
-    """KL to the reference, nats per token: warning at 80 %, restore at 90 % of it; 0 = off."""
-    adaptive_threshold: bool = False
-    """Let the KL threshold follow training: 3 × running median, at most 4 × the set value."""
     entropy_floor: float = 0.01
     """Least mean entropy, nats per token, or a tenth of the first if that is less; 0 = off."""
     entropy_patience: int = 5
@@ -72,25 +68,10 @@ class GuardSettings:
     """Standard errors by which a reward must have fallen to halve the rate; 0 = off. Asked at every
     step, so 2 would be noise; at 5, 1 in 1,000 runs of 1,000 steps is halved by chance."""
     trend_window: int = 30
-    """Steps of training reward that are compared with as many before them."""
-    max_consecutive_nans: int = 5
-    """Non-finite steps in a row that lead to a restore."""
-    max_recoveries: int = 3
-    """Restores before the run is given up."""
-    recovery_lr_factor: float = 0.5
-    """Learning-rate factor of every restore, for good."""
+    """Steps of training reward that are compared with as many before them; at least 2."""
 
-    def __post_init__(self) -> None:
-        if not 0 < self.recovery_lr_factor <= 1:
-            raise ConfigError(
-                f"recovery_lr_factor is {self.recovery_lr_factor}; it must lie in (0, 1], "
-                "usually 0.1 to 0.5"
-            )
-        least = {"max_recoveries": 0, "max_consecutive_nans": 1}
-        least |= {"trend_window": 2, "entropy_patience": 1}
-        for name, floor in least.items():
-            if getattr(self, name) < floor:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {floor}")
+
+LIMITS = Limits()
 
 
 @dataclass
@@ -120,8 +101,9 @@ class Memory:
 class Guard:
     """Feeds on `StepHealth` and `EvalHealth`; remembers what it needs to judge the next."""
 
-    def __init__(self, settings: GuardSettings) -> None:
+    def __init__(self, settings: GuardSettings, limits: Limits = LIMITS) -> None:
         self.settings = settings
+        self.limits = limits
         self._kl = AdaptiveThreshold(settings.kl_divergence_threshold)
         self._memory = Memory()
 
@@ -161,7 +143,7 @@ class Guard:
     def entropy_floor(self) -> float:
         """The entropy floor in force (0 = none)."""
         first = self._memory.first_entropy
-        floor = self.settings.entropy_floor
+        floor = self.limits.entropy_floor
         return floor if first is None else min(floor, ENTROPY_SHARE * first)
 
     def check_step(self, health: StepHealth) -> Ruling:
@@ -194,7 +176,7 @@ class Guard:
 
     def check_eval(self, health: EvalHealth) -> Ruling:
         """Judge an evaluation on held-out rows; one without numbers says nothing."""
-        memory, drop = self._memory, self.settings.format_drop
+        memory, drop = self._memory, self.limits.format_drop
         if not (math.isfinite(health.reward) and math.isfinite(health.format)):
             return Ruling(Continue())
         best = health.format if memory.best_format is None else memory.best_format
@@ -227,13 +209,13 @@ class Guard:
         if memory.first_entropy is None:
             memory.first_entropy = entropy
         memory.low_entropy = memory.low_entropy + 1 if entropy < self.entropy_floor else 0
-        return memory.low_entropy >= self.settings.entropy_patience
+        return memory.low_entropy >= self.limits.entropy_patience
 
     def _spike(self, health: StepHealth) -> Event | None:
         """Every norm is remembered, spikes too: a lasting change of level becomes the level."""
         known = self._memory.grad_norms
         self._memory.grad_norms = [*known, health.grad_norm][-SPIKE_WINDOW:]
-        factor = self.settings.grad_spike_factor
+        factor = self.limits.grad_spike_factor
         if len(known) < SPIKE_WINDOW // 2:
             return None
         limit = factor * statistics.median(known)
@@ -272,7 +254,7 @@ class Guard:
 
     def _train_trend(self, health: StepHealth) -> Ruling:
         """Halve the rate when the last window of rewards is clearly under the one before it."""
-        memory, window = self._memory, self.settings.trend_window
+        memory, window = self._memory, self.limits.trend_window
         memory.rewards = [*memory.rewards, health.reward_mean][-2 * window :]
         if not health.settled:
             memory.rewards = []
@@ -302,7 +284,7 @@ class Guard:
         return ruling
 
     def _halve_if_fallen(self, step: int, fallen: float, error: float, reason: Falling) -> Ruling:
-        limit = self.settings.trend_errors
+        limit = self.limits.trend_errors
         # an error that is not known (NaN) fits no comparison
         if not (limit > 0 and fallen > 0 and fallen > limit * error):
             return Ruling(Continue())

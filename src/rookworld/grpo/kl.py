@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from rookworld.grpo.settings import KLSettings
 from rookworld.grpo.token_stats import PlainScores
 from rookworld.model.kernels.dispatch import on_one_gpu
 from rookworld.model.sampling.token_choice import entropy_of, truncated_logits
@@ -277,26 +278,6 @@ def _in_chunks(
 # --- control ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class KLSettings:
-    """How strongly the policy is held to the reference."""
-
-    coef: float = 0.02
-    """Weight of the KL term (adaptive: where it starts)."""
-    adaptive: bool = False
-    """Steer the weight so that the KL stays near the target."""
-    target: float = 0.05
-    """KL the adaptive weight aims at, nats per token."""
-    coef_min: float | None = None
-    """Least adaptive weight; None: a tenth of `coef`."""
-    coef_max: float = 1.0
-    """Greatest adaptive weight."""
-    warmup_steps: int = 0
-    """Steps during which the weight is multiplied by the warm-up factor; 0 = no warm-up."""
-    warmup_factor: float = 0.0
-    """Factor during warm-up; 0 = no penalty."""
-
-
 class KLControl:
     """The coefficient in force: fixed, or ×1.5 above 1.5·target and ÷1.5 below target/1.5.
 
@@ -310,13 +291,13 @@ class KLControl:
 
     def __init__(self, settings: KLSettings) -> None:
         self.settings = settings
-        self.coef = settings.coef
+        self.coef = settings.kl_coef
         self.reached = False
 
     @property
     def coef_min(self) -> float:
-        least = self.settings.coef_min
-        return self.FLOOR_SHARE * self.settings.coef if least is None else least
+        least = self.settings.kl_coef_min
+        return self.FLOOR_SHARE * self.settings.kl_coef if least is None else least
 
     def restart(self) -> None:
         """The reference has become the policy: the KL begins at 0 again."""
@@ -324,20 +305,20 @@ class KLControl:
 
     def coef_at(self, step: int) -> float:
         """Coefficient to use at `step` (from 0)."""
-        warming = step < self.settings.warmup_steps
-        return self.coef * (self.settings.warmup_factor if warming else 1.0)
+        warming = step < self.settings.kl_warmup_steps
+        return self.coef * (self.settings.kl_warmup_factor if warming else 1.0)
 
     def observe(self, step: int, kl: float) -> None:
         """Take in a step's measured KL; warm-up steps and non-finite values teach nothing."""
         settings = self.settings
-        if not settings.adaptive or step < settings.warmup_steps or not math.isfinite(kl):
+        if not settings.adaptive_kl or step < settings.kl_warmup_steps or not math.isfinite(kl):
             return
-        self.reached = self.reached or kl >= settings.target
-        if kl > self.STEP * settings.target:
+        self.reached = self.reached or kl >= settings.target_kl
+        if kl > self.STEP * settings.target_kl:
             self.coef *= self.STEP
-        elif self.reached and kl < settings.target / self.STEP:
+        elif self.reached and kl < settings.target_kl / self.STEP:
             self.coef /= self.STEP
-        self.coef = min(max(self.coef, self.coef_min), settings.coef_max)
+        self.coef = min(max(self.coef, self.coef_min), settings.kl_coef_max)
 
     def state_dict(self) -> dict[str, float]:
         return {"coef": self.coef, "reached": float(self.reached)}

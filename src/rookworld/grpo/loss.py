@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rookworld.grpo.settings import LossSettings
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepTotals:
@@ -29,20 +31,6 @@ class StepTotals:
     def __post_init__(self) -> None:
         if min(self.tokens, self.sequences, self.max_tokens) < 1:
             raise ValueError(f"a step needs tokens and sequences to average over, got {self}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossSettings:
-    """The trust region of a policy loss."""
-
-    name: str = "token"
-    """Which loss: token, grpo, dr_grpo, gspo, cispo or tv."""
-    clip_low: float = 0.2
-    """Ratios under 1 - this are clipped when the advantage is negative."""
-    clip_high: float = 0.28
-    """Ratios over 1 + this are clipped when the advantage is positive."""
-    tv_delta: float = 0.2
-    """`tv`: how far a token's probability may move from the sampler's."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +71,7 @@ def _clipped_surrogate(
     ratio: Tensor, batch: Batch, settings: LossSettings
 ) -> tuple[Tensor, Tensor]:
     """-min(wA, clip(w)A) and where the clip is what counts; zero and false outside the mask."""
-    low, high = 1 - settings.clip_low, 1 + settings.clip_high
+    low, high = 1 - settings.clip_range, 1 + settings.clip_high
     advantages = batch.per_token()
     loss = -torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
     beyond = ((advantages > 0) & (ratio > high)) | ((advantages < 0) & (ratio < low))
@@ -136,32 +124,18 @@ def cispo(batch: Batch, totals: StepTotals, settings: LossSettings) -> tuple[Ten
     )
 
 
-def tv(batch: Batch, totals: StepTotals, settings: LossSettings) -> tuple[Tensor, Tensor]:
-    """-wA, but no gradient for a token whose probability already moved δ the way A pushes."""
-    advantages = batch.per_token()
-    moved = (batch.logp.exp() - batch.old_logp.exp()).detach()
-    delta = settings.tv_delta
-    beyond = ((advantages > 0) & (moved > delta)) | ((advantages < 0) & (moved < -delta))
-    loss = -batch.log_ratio().exp() * advantages
-    return (
-        torch.where(batch.live() & ~beyond, loss, 0.0) / totals.tokens,
-        beyond & batch.live(),
-    )
-
-
 LOSSES: Mapping[str, PolicyLoss] = {
     "token": token,
     "grpo": grpo,
     "dr_grpo": dr_grpo,
     "gspo": gspo,
     "cispo": cispo,
-    "tv": tv,
 }
 
 
 def policy_loss(batch: Batch, totals: StepTotals, settings: LossSettings) -> tuple[Tensor, Tensor]:
     """The loss named in `settings`: (contribution [N, T], held back [N, T])."""
-    return LOSSES[settings.name](batch, totals, settings)
+    return LOSSES[settings.loss](batch, totals, settings)
 
 
 def token_mean(values: Tensor, mask: Tensor, totals: StepTotals) -> Tensor:

@@ -5,39 +5,17 @@ Every field is read by something, and every number has bounds in a table (tests 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
-from rookworld.runtime.config import (
-    COUNT,
-    FROM_ZERO,
-    POSITIVE,
-    SEED,
-    SHARE,
-    Bounds,
-    bounds_of,
-    check_bounds,
-    require,
-)
-
-PRETRAIN_BOUNDS = bounds_of(
-    {
-        COUNT: "n_layer n_embd n_head n_positions steps batch_size micro_tokens save_every keep "
-        "log_every",
-        FROM_ZERO: "lr lr_other lr_warmup_steps weight_decay first_move_weight other_move_weight "
-        "repeat_weight evaluation_weight marker_weight state_weight outcome_weight eval_every "
-        "eval_rows",
-        POSITIVE: "clip_norm softness",
-        SHARE: "lr_final hard_share",
-        SEED: "seed",
-        Bounds(0, 6_400): "registers",  # each is one of Unicode's private-use characters
-    }
-)
+from rookworld.runtime.bounds import Count, FromZero, Positive, Seed, Share, Whole
+from rookworld.runtime.config import Composed, require
+from rookworld.runtime.machine import MachineSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainSettings:
+class PretrainSettings(Composed):
     """Supervised training from rows; see docs/pretraining.md."""
 
     data: tuple[str, ...] = ("embedded:train",)
@@ -49,81 +27,78 @@ class PretrainSettings:
     """Start from this model folder or hub id instead of from scratch."""
     tokenizer: str = "chess"
     """`chess` for the chess-native tokenizer, or a folder or hub id with GPT-2's."""
-    registers: int = 0
-    """Extra positions before ` M:` that see the whole board (chess tokenizer only)."""
-    n_layer: int = 6
+    n_layer: Count = 6
     """Layers."""
-    n_embd: int = 320
+    n_embd: Count = 320
     """Width."""
-    n_head: int = 10
+    n_head: Count = 10
     """Attention heads."""
-    n_positions: int = 192
+    n_positions: Count = 192
     """Longest row, in tokens."""
-    steps: int = 12_000
+    steps: Count = 12_000
     """Updates."""
-    batch_size: int | None = None
+    batch_size: Count | None = None
     """Rows a step, over all processes; by default 1,728 on CUDA and 32 on the CPU."""
-    micro_tokens: int = 262_144
+    micro_tokens: Count = 262_144
     """Tokens a forward pass may hold; a step is cut into as many passes as that takes."""
     optimizer: Literal["muon", "adamw"] = "muon"
     """Muon for the block matrices and AdamW for the rest, or AdamW for all."""
-    lr: float = 3.5e-3
+    lr: FromZero = 3.5e-3
     """Peak rate of the block matrices."""
-    lr_other: float = 1.5e-3
+    lr_other: FromZero = 1.5e-3
     """Peak rate of everything else (AdamW)."""
-    lr_warmup_steps: int = 200
+    lr_warmup_steps: Whole = 200
     """Steps over which both rates rise from zero."""
-    lr_final: float = 0.02
+    lr_final: Share = 0.02
     """Where the cosine ends, as a share of the peak."""
-    weight_decay: float = 0.1
+    weight_decay: FromZero = 0.1
     """Decay of matrices; vectors are not decayed."""
-    clip_norm: float = 1.0
+    clip_norm: Positive = 1.0
     """Largest gradient norm."""
     flip: bool = True
     """Swap the colours of half of the analysis rows (chess tokenizer only)."""
     mirror: bool = True
     """Mirror half of the analysis rows without castling rights left to right (likewise)."""
-    hard_share: float = 0.5
+    hard_share: Share = 0.5
     """Share of the first move's target that goes to the best move; the rest is spread."""
-    softness: float = 0.03
+    softness: Positive = 0.03
     """Win probability by which a move's share of the spread falls to 1/e."""
-    first_move_weight: float = 1.0
+    first_move_weight: FromZero = 1.0
     """Weight of the first candidate move in the loss."""
-    other_move_weight: float = 0.3
+    other_move_weight: FromZero = 0.3
     """Weight of each further candidate."""
-    repeat_weight: float = 0.0
+    repeat_weight: FromZero = 0.0
     """Weight of not naming a listed move again, beside each further move (chess tokenizer only)."""
-    evaluation_weight: float = 0.15
+    evaluation_weight: FromZero = 0.15
     """Weight of each evaluation."""
-    marker_weight: float = 0.1
+    marker_weight: FromZero = 0.1
     """Weight of field names, the repeated best move and the end token."""
-    state_weight: float = 0.1
+    state_weight: FromZero = 0.1
     """Weight of each token of an environment answer's new position."""
-    outcome_weight: float = 1.0
+    outcome_weight: FromZero = 1.0
     """Weight of each token of its reward and flags: few, and as hard as chess."""
-    eval_every: int = 1_000
+    eval_every: Whole = 1_000
     """Steps between evaluations on held-out rows; 0 for none but the last."""
-    eval_rows: int = 200
+    eval_rows: Whole = 200
     """Held-out rows of each task for those evaluations."""
-    save_every: int = 1_000
+    save_every: Count = 1_000
     """Steps between checkpoints."""
-    keep: int = 2
+    keep: Count = 2
     """Checkpoints kept."""
-    log_every: int = 10
+    log_every: Count = 10
     """Steps between lines of metrics.jsonl (each the mean since the last)."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of weights and data order."""
-    device: str = "auto"
-    """`auto`, `cpu`, `cuda` or `cuda:N`."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Arithmetic of the passes; weights stay float32. `auto`: bfloat16 on CUDA."""
     compile: bool | None = None
     """Compile the block; by default on CUDA only."""
     resume: bool = False
     """Go on from the newest whole checkpoint in --out."""
+    machine: MachineSettings = field(default_factory=MachineSettings)
+
+    OWN: ClassVar = "n_layer"
 
     def __post_init__(self) -> None:
-        check_bounds(self, PRETRAIN_BOUNDS)
+        super().__post_init__()
         require(
             self.n_embd % self.n_head == 0,
             f"--n-embd {self.n_embd} is not a multiple of --n-head {self.n_head}",

@@ -20,12 +20,10 @@ from rookworld.tasks.notation import CASTLING, EN_PASSANT, EVALS, MOVES
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
 
 
-def pick_tokenizer(name: str, registers: int = 0) -> Tokenizer:
+def pick_tokenizer(name: str) -> Tokenizer:
     """`chess`, or the tokenizer of a model folder or hub id."""
     if name == "chess":
-        return chess_tokenizer(MOVES, EVALS, CASTLING, EN_PASSANT, registers=registers)
-    if registers:
-        raise ConfigError(f"--registers {registers} needs --tokenizer chess, not {name!r}")
+        return chess_tokenizer(MOVES, EVALS, CASTLING, EN_PASSANT)
     return Tokenizer.load(resolve_folder(name))
 
 

@@ -71,7 +71,7 @@ def pretrain(
     say: Say = lambda line: None,
 ) -> Path:
     """Train, writing a run folder; returns the folder of the final model."""
-    device = distributed.start(settings.device)
+    device = distributed.start(settings.machine.device)
     state = new_state(settings, tokenizer, device)
     settings = as_started(settings, state.model, tokenizer)
     run = Run(settings.out)
@@ -143,9 +143,11 @@ def as_started(settings: PretrainSettings, model: GPT2, tokenizer: Tokenizer) ->
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag} {asked}: --model {settings.model} has {value}; leave it out")
     other = settings.tokenizer not in (default.tokenizer, settings.model)
-    if (other and tokenizer.style == "compact") or settings.registers:
-        flag = f"--tokenizer {settings.tokenizer}" if other else f"--registers {settings.registers}"
-        raise ConfigError(f"{flag}: --model {settings.model} has its own tokenizer; leave it out")
+    if other and tokenizer.style == "compact":
+        raise ConfigError(
+            f"--tokenizer {settings.tokenizer}: --model {settings.model} has its own tokenizer; "
+            "leave it out"
+        )
     return replace(settings, tokenizer=settings.model, **own)
 
 
@@ -205,7 +207,7 @@ def update(
     sums = torch.zeros(4, device=device)
     table = field_weights(settings, device)
     for micro in step_batches(state.step, state.tokenizer, sources, symmetries, settings, device):
-        with passes_in(settings.dtype, device):
+        with passes_in(settings.machine.dtype, device):
             loss, counts = micro_loss(model, micro, table, settings.repeat_weight)
         loss.backward()  # type: ignore[no-untyped-call]
         sums += torch.stack([loss.detach(), *counts])

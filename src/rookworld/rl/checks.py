@@ -8,7 +8,7 @@ reference that is not the policy.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
@@ -20,7 +20,6 @@ from rookworld.evaluation.statistics import moving_mean, slope
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.rl.settings import TrainSettings
-from rookworld.rl.state import reward_rules
 from rookworld.rl.trainer import Evaluate, Hooks, train
 from rookworld.runtime.errors import RookworldError
 from rookworld.runtime.run_folder import read_lines
@@ -65,7 +64,7 @@ def _gold(row: PolicyRow | EnvironmentRow, style: Style, rules: RewardRules) -> 
 def hacks_score_low(rows: Rows, rules: RewardRules) -> Law:
     """No answer without chess, and no spoilt one, earns more than its limit."""
     # graduated counts right fields: one that is wrong is one level down, whatever it is
-    most = FORMAT_ONLY if rules.shaping == "graduated" else ONE_WRONG
+    most = FORMAT_ONLY if rules.reward_shaping == "graduated" else ONE_WRONG
     tried = [(row, hack) for row in rows for hack in hacks(row) if hack.limit <= most]
     earned = [(_reward(row, hack.text, rules), hack) for row, hack in tried]
     if not earned:
@@ -83,7 +82,7 @@ def _reward(row: PolicyRow | EnvironmentRow, text: str, rules: RewardRules) -> f
 
 def check(settings: TrainSettings, rows: Rows, on_law: Callable[[Law], None]) -> list[Law]:
     """Every law on these rows and this model; two steps and a short overfit are really run."""
-    rules = reward_rules(settings)
+    rules = settings.rewards
     laws: list[Law] = []
 
     def found(law: Law) -> None:
@@ -100,7 +99,7 @@ def check(settings: TrainSettings, rows: Rows, on_law: Callable[[Law], None]) ->
 def sampler_is_trainer(settings: TrainSettings, rows: Rows) -> Law:
     """Before the first update KL is 0, ratios are 1, and sampler and trainer agree."""
     name = "step 0: KL 0, ratio 1, sampler = trainer"
-    short = replace(settings, steps=1, eval_every=0, save_every=1, out=settings.out / "start")
+    short = settings.but(steps=1, eval_every=0, save_every=1, out=settings.out / "start")
     try:
         train(short, rows, _no_evaluation)
     except RookworldError as error:
@@ -121,13 +120,13 @@ def _no_evaluation(model: GPT2, tokenizer: Tokenizer) -> Evaluation:
 def learns_one_batch(settings: TrainSettings, rows: Rows, steps: int = 30) -> Law:
     """The reward of one fixed batch rises when nothing else is asked for."""
     # a rate and a K that show a rise within a minute, whatever the run's own are
-    short = replace(settings, lr=1e-4, k_samples=8, kl_coef=0.0, lr_schedule="constant")
-    short = replace(short, lr_warmup_steps=0, steps=steps, flat_tries=0)
-    short = replace(short, batch_size=4, eval_every=0, save_every=steps, reward_warmup_steps=0)
-    short = replace(short, out=settings.out / "overfit")
+    short = settings.but(lr=1e-4, k_samples=8, kl_coef=0.0, lr_schedule="constant")
+    short = short.but(lr_warmup_steps=0, steps=steps, flat_tries=0)
+    short = short.but(batch_size=4, eval_every=0, save_every=steps, reward_warmup_steps=0)
+    short = short.but(out=settings.out / "overfit")
     # P rows have the most to learn; a run of A rows alone may have no others
     ratio, kind = (1.0, EnvironmentRow) if settings.mix_env_ratio == 1 else (0.0, PolicyRow)
-    short = replace(short, mix_env_ratio=ratio)
+    short = short.but(mix_env_ratio=ratio)
     fixed = [row for row in rows if isinstance(row, kind)][:4]
     try:
         train(short, fixed, _no_evaluation)
@@ -164,7 +163,7 @@ def greedy_on(batch: Rows, rules: RewardRules) -> Evaluate:
 def overfit(settings: TrainSettings, rows: Rows, hooks: Hooks) -> list[Law]:
     """Train on one fixed batch and judge the run by three criteria."""
     batch = fixed_batch(rows, settings)
-    train(settings, batch, greedy_on(batch, reward_rules(settings)), hooks=hooks)
+    train(settings, batch, greedy_on(batch, settings.rewards), hooks=hooks)
     return overfit_criteria(settings.out)
 
 

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from rookworld.grpo.advantages import (
     SCALES,
-    AdvantageSettings,
     RunningMeans,
     batch_std,
     field_advantages,
@@ -30,6 +29,7 @@ from rookworld.grpo.advantages import (
 )
 from rookworld.grpo.expected_value import KnownWorths
 from rookworld.grpo.kl import k1_penalty
+from rookworld.grpo.settings import AdvantageSettings
 from rookworld.model import sharding
 from rookworld.model.precision import passes_in
 from rookworld.rl.batch import laid, sent
@@ -50,13 +50,8 @@ def set_advantages(
 ) -> None:
     """Rewards of all ranks' groups -> advantages of each micro-batch."""
     rewards = [answer_rewards(micro, learner, settings, norm, kl_coef) for micro in micros]
-    rules = AdvantageSettings(
-        baseline=settings.baseline_type,
-        scale=settings.advantage_scale,
-        std_floor=settings.advantage_std_floor,
-        clip=settings.advantage_clip,
-    )
-    if settings.gae:
+    rules = settings.advantages
+    if rules.gae:
         set_gae(micros, rewards, learner, settings, rules)
         return
     tasks = [torch.tensor([group.prompt.task for group in micro.groups]) for micro in micros]
@@ -71,9 +66,9 @@ def set_advantages(
     running.update(sums)
     deviation = step_deviation([(values, None) for values in centred])
     for micro, values, rewarded in zip(micros, centred, rewards, strict=True):
-        if settings.credit != "answer":
-            scaled = by_field(micro, rewarded, values, norm, deviation, rules, settings.credit)
-            if settings.credit == "choices":
+        if rules.credit != "answer":
+            scaled = by_field(micro, rewarded, values, norm, deviation, rules)
+            if rules.credit == "choices":
                 by_choice(micro, scaled, values, norm, deviation, rules)
         else:
             scaled = scaled_advantages(values, deviation, rules).reshape(-1)
@@ -87,13 +82,12 @@ def by_field(
     norm: RunningNorm | None,
     deviation: float,
     rules: AdvantageSettings,
-    credit: str,
 ) -> Tensor:
     """[answers, tokens] advantages in which no token is paid for what stands before it."""
     promises = [group.promises for group in micro.groups]
     assert all(promises), "credit by field needs groups that were collected for it"
     worths = torch.stack([one.worths for one in promises if one])
-    paid_by = "outlook" if credit == "choices" else credit
+    paid_by = "outlook" if rules.credit == "choices" else rules.credit
     if norm is not None:
         worths = torch.tensor(norm.normalise(worths.flatten().tolist())).view_as(worths)
     stages = laid([one.stages for one in promises if one], micro.pack.width, 0)
@@ -113,7 +107,7 @@ def by_choice(
     found = [(at, one.alternatives) for at, one in enumerate(micro.groups) if one.alternatives]
     if not found:
         return
-    divisor = SCALES[rules.scale](centred, deviation, rules.std_floor)
+    divisor = SCALES[rules.advantage_scale](centred, deviation, rules.advantage_std_floor)
     if norm is not None:
         divisor = divisor * norm.deviation
     k, tables = centred.shape[1], [one for _, one in found]
@@ -132,7 +126,7 @@ def by_choice(
         rows=begun[sent(sequences, device)] + sent(places, device),
         ids=sent(ids, device)[sent(table, device)],
         worths=sent((worths / divisor[group]).float(), device),
-        clip=rules.clip,
+        clip=rules.advantage_clip,
     )
 
 
@@ -161,7 +155,7 @@ def answer_rewards(
     if norm is not None:
         rows = [norm.normalise(row) for row in rows]
     rewards = torch.tensor(rows, dtype=torch.float64)
-    if settings.kl_type == "k1_reward" and kl_coef > 0:
+    if settings.kl.kl_type == "k1_reward" and kl_coef > 0:
         packed = micro.pack
         grid = packed.grid(reference_logp(micro, learner, settings))
         old = packed.grid(micro.old_logp)
@@ -191,13 +185,13 @@ def set_gae(
     raw = []
     missing = sharding.missing_passes(learner.model, len(micros))
     for micro, values in zip(micros, rewards, strict=True):
-        with torch.no_grad(), passes_in(settings.dtype, micro.old_logp.device):
+        with torch.no_grad(), passes_in(settings.compute.dtype, micro.old_logp.device):
             hidden = states(micro.pack, learner.model, learner.graphs, micro.products())
             predicted = learner.value_head(hidden.float()).squeeze(-1)
         grid = micro.pack.grid(predicted.float())
         terminal = values.reshape(-1).to(grid)
         advantages, micro.returns = gae(
-            grid, terminal, micro.mask(), settings.gamma, settings.gae_lambda
+            grid, terminal, micro.mask(), settings.advantages.gamma, settings.advantages.gae_lambda
         )
         raw.append(advantages)
     with torch.no_grad():
@@ -213,10 +207,10 @@ def scaled_tokens(
     values: Tensor, mask: Tensor, deviation: float, rules: AdvantageSettings
 ) -> Tensor:
     """`scaled_advantages` along tokens; a sequence's own deviation must not see its padding."""
-    if rules.scale != "group":
+    if rules.advantage_scale != "group":
         return scaled_advantages(values, deviation, rules)
     count = mask.sum(-1, keepdim=True).clamp_min(1)
     away = torch.where(mask, values - values.sum(-1, keepdim=True) / count, 0.0)
     own = (away.square().sum(-1, keepdim=True) / count).sqrt()
-    scaled = values / own.clamp_min(max(rules.std_floor, 1e-8))
-    return scaled_advantages(scaled, 1.0, replace(rules, scale="none"))
+    scaled = values / own.clamp_min(max(rules.advantage_std_floor, 1e-8))
+    return scaled_advantages(scaled, 1.0, replace(rules, advantage_scale="none"))

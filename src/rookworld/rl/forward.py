@@ -164,7 +164,7 @@ def prepare(
     scratch = scratch or StepScratch()
     micros = []
     multiple = together_on(learner.model.device)
-    packs = micro_packs(groups, settings.micro_tokens, multiple)
+    packs = micro_packs(groups, settings.compute.micro_tokens, multiple)
     missing = sharding.missing_passes(learner.reference, len(packs))
     for chosen in packs:
         packed = scratch.batches.get(keys_of(chosen)) or pack(chosen, eos, multiple)
@@ -172,7 +172,7 @@ def prepare(
         old = recorded[packed.sequences, packed.places]
         seen = reference_states(chosen, packed, learner, settings, scratch)
         micro = Micro(packed, chosen, draw_of(packed, chosen, settings), old, seen)
-        if settings.kl_collect_cap > 0:
+        if settings.kl.kl_collect_cap > 0:
             micro.kept = within_cap(micro, learner, settings)
         micro.tape = scratch.tape
         micros.append(micro)
@@ -203,7 +203,7 @@ def reference_ahead(
 ) -> None:
     """Compute the reference's states of answers before they are scored."""
     multiple = together_on(learner.model.device)
-    chosen = micro_packs(answers, settings.micro_tokens, multiple)
+    chosen = micro_packs(answers, settings.compute.micro_tokens, multiple)
     # all packs first: making one waits for the device
     packs = [pack(part, eos, multiple) for part in chosen]
     for part, packed in zip(chosen, packs, strict=True):
@@ -219,26 +219,15 @@ def keys_of(groups: Sequence[Answered]) -> tuple[int, ...]:
 
 def draw_of(packed: Pack, groups: Sequence[Group], settings: TrainSettings) -> Draw:
     """The distribution each row was sampled from; plain numbers where all tasks share them."""
-    by_task = [sampling_of(letter, settings) for letter in LETTERS]
+    by_task = [settings.sampling.of_task(letter) for letter in LETTERS]
     used = {by_task[group.prompt.task] for group in groups}
     if len(used) == 1:
         temperature, top_p = used.pop()
-        return Draw(temperature=temperature, top_k=settings.top_k, top_p=top_p)
+        return Draw(temperature=temperature, top_k=settings.sampling.top_k, top_p=top_p)
     k = len(groups[0].lengths)
     rules = torch.tensor([by_task[group.prompt.task] for group in groups])
     table = sent(rules, packed.ids.device)[packed.sequences // k]
-    return Draw(temperature=table[:, 0], top_k=settings.top_k, top_p=table[:, 1])
-
-
-def sampling_of(letter: str, settings: TrainSettings) -> tuple[float, float]:
-    """(temperature, top-p) of a task."""
-    own = (
-        (settings.p_temperature, settings.p_top_p)
-        if letter == "P"
-        else (settings.a_temperature, settings.a_top_p)
-    )
-    temperature = settings.temperature if own[0] is None else own[0]
-    return temperature, settings.top_p if own[1] is None else own[1]
+    return Draw(temperature=table[:, 0], top_k=settings.sampling.top_k, top_p=table[:, 1])
 
 
 def states(
@@ -267,15 +256,15 @@ def reference_pass(packed: Pack, learner: Learner, settings: TrainSettings) -> T
     """The reference's states for each sampled token, wherever the reference lives."""
     reference = learner.reference
     packed = packed.to(reference.device)
-    ready = learner.packed_reference(matrices_in(settings.dtype, reference.device))
+    ready = learner.packed_reference(matrices_in(settings.compute.dtype, reference.device))
     if ready is not None:
         return decoder.states(ready, packed.ids, packed.positions, packed.attend, packed.sources)
-    with passes_in(settings.dtype, reference.device):
+    with passes_in(settings.compute.dtype, reference.device):
         return states(packed, reference, learner.ref_graphs)
 
 
 def stats_of(micro: Micro, hidden: Tensor, learner: Learner, settings: TrainSettings) -> TokenStats:
-    kind = settings.kl_type if settings.kl_type in EXACT else "forward"
+    kind = settings.kl.kl_type if settings.kl.kl_type in EXACT else "forward"
     return token_stats(
         hidden,
         learner.model.lm_head.weight,
@@ -304,7 +293,7 @@ def reference_logp(micro: Micro, learner: Learner, settings: TrainSettings) -> T
     temperature = micro.draw.temperature
     if isinstance(temperature, Tensor):
         temperature = temperature.to(there)
-    with passes_in(settings.dtype, there):
+    with passes_in(settings.compute.dtype, there):
         stats = token_stats(
             micro.ref_hidden,
             learner.reference.lm_head.weight,
@@ -320,4 +309,4 @@ def within_cap(micro: Micro, learner: Learner, settings: TrainSettings) -> Tenso
     distance = k3(micro.old_logp, reference_logp(micro, learner, settings))
     grid = micro.pack.grid(distance)
     count = micro.pack.grid(torch.ones_like(distance)).sum(-1)
-    return grid.sum(-1) / count <= settings.kl_collect_cap
+    return grid.sum(-1) / count <= settings.kl.kl_collect_cap

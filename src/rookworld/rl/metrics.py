@@ -85,7 +85,7 @@ def update_metrics(
 ) -> Metrics:
     tokens = max(1.0, float(found.ratio.tokens))
     distill = {}
-    if settings.agreement_coef > 0:
+    if settings.distill.distill_coef > 0:
         distill = {"distill/loss": found.distill_loss, "distill/coef": coefs.distill}
     return distill | {
         "kl/exact": found.kl,

@@ -20,7 +20,7 @@ from rookworld.rl import forward, update
 from rookworld.rl.metrics import Clock
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
-from rookworld.rl.state import State, reward_rules, sampling
+from rookworld.rl.state import State, sampling
 from rookworld.rl.update import Coefs
 from rookworld.rollout.collector import Collected, Collector, collect
 from rookworld.rollout.types import Answers
@@ -46,15 +46,15 @@ def collect_groups(
     collector = Collector(
         state.learner.whole,
         state.tokenizer,
-        sampling(settings, state.tokenizer),
-        settings.k_samples,
+        sampling(settings.sampling, state.tokenizer),
+        settings.sampling.k_samples,
         seed,
-        reward_rules(settings),
+        settings.rewards,
         judge,
-        by_field=settings.credit != "answer" and not settings.gae,
-        by_choice=settings.credit == "choices" and not settings.gae,
+        by_field=settings.advantages.credit != "answer" and not settings.advantages.gae,
+        by_choice=settings.advantages.credit == "choices" and not settings.advantages.gae,
         tape=tape,
-        dtype=matrices_in(settings.dtype, state.learner.whole.device),
+        dtype=matrices_in(settings.compute.dtype, state.learner.whole.device),
         workers=scorers,
         clock=clock.lap,
     )
@@ -65,14 +65,14 @@ def collect_groups(
             collector = replace(
                 collector, meanwhile=partial(reference_ahead, state, settings, scratch)
             )
-    progress = ramp(state.step, settings.reward_warmup_steps)
+    progress = ramp(state.step, settings.rewards.reward_warmup_steps)
     return collect(
         collector,
         state.prompts,
         settings.batch_size,
         state.step,
         progress,
-        flat_tries=settings.flat_tries,
+        flat_tries=settings.sampling.flat_tries,
     )
 
 
@@ -105,30 +105,31 @@ def may_look_ahead(state: State, settings: TrainSettings) -> bool:
     in shares, which must take as many passes on every rank.
     """
     idle = state.learner.reference.device.type == "cuda"
-    return idle and not settings.shard and not state.learner.one_model
+    return idle and not settings.compute.shard and not state.learner.one_model
 
 
 def tape_for(state: State, settings: TrainSettings) -> Tape | None:
     """Where a CPU's sampler keeps what its products found; no more of it than a pass may hold."""
     if state.learner.whole.device.type != "cpu":
         return None
-    return Tape(settings.k_samples, settings.micro_tokens if may_tape(state, settings) else 0)
+    most = settings.compute.micro_tokens if may_tape(state, settings) else 0
+    return Tape(settings.sampling.k_samples, most)
 
 
 def may_tape(state: State, settings: TrainSettings) -> bool:
     """Whether the update may go on from the sampler's products.
 
     Not while policy and reference are one model: both must see the same packs for KL to be 0.
-    Recomputed and compiled blocks, and those in shares, make their own.
+    Recomputed blocks, and those in shares, make their own.
     """
     learner = state.learner
-    own = learner.gathered is None and not (settings.recompute or settings.compile)
+    own = learner.gathered is None and not settings.compute.recompute
     return own and not learner.one_model
 
 
 def scoring_workers(settings: TrainSettings, device: torch.device) -> Workers | None:
     """Processes that score beside a GPU; on a CPU they would take the cores from the sampler."""
-    count = settings.score_workers
+    count = settings.compute.score_workers
     if count is None:
         cores = min(usable_cores(), (os.cpu_count() or 1) // distributed.local_world_size())
         count = min(8, cores // 2) if device.type == "cuda" else 0
@@ -137,5 +138,5 @@ def scoring_workers(settings: TrainSettings, device: torch.device) -> Workers | 
 
 def coefs_at(state: State, settings: TrainSettings) -> Coefs:
     """What the KL and self-distillation weigh at this step."""
-    share = FALLS[settings.agreement_schedule](state.step / settings.steps)
-    return Coefs(state.control.coef_at(state.step), share * settings.agreement_coef)
+    share = FALLS[settings.distill.distill_schedule](state.step / settings.steps)
+    return Coefs(state.control.coef_at(state.step), share * settings.distill.distill_coef)

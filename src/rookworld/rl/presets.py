@@ -4,32 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-PRETRAIN_PRESETS: dict[str, dict[str, Any]] = {
-    "nano": {"repeat_weight": 1.0},
-    "small": {"n_layer": 8, "n_embd": 512, "n_head": 16, "repeat_weight": 1.0},
-    "gpt2-124m": {
-        "tokenizer": "gpt2",
-        "n_layer": 12,
-        "n_embd": 768,
-        "n_head": 12,
-        "n_positions": 1024,
-        "optimizer": "adamw",
-        "lr": 6e-4,
-        "lr_other": 6e-4,
-        "lr_final": 0.1,
-        "batch_size": 512,
-        "flip": False,
-        "mirror": False,
-        "hard_share": 1.0,
-        "first_move_weight": 1.0,
-        "other_move_weight": 1.0,
-        "evaluation_weight": 1.0,
-        "marker_weight": 1.0,
-        "state_weight": 1.0,
-    },
-}
-"""For `rookworld pretrain`: shapes and recipes."""
-
 TRAIN_PRESETS: dict[str, dict[str, Any]] = {
     "plain": {},
     "demo": {
@@ -105,15 +79,17 @@ TRAIN_PRESETS: dict[str, dict[str, Any]] = {
         "lr_warmup_steps": 20,
         "kl_coef": 0.2,
         "p_temperature": 0.6,
-        "p_legal": 0.3,
-        "p_best": 0.7,
+        "p_weights": {
+            "legal": 0.3,
+            "best": 0.7,
+            "candidates": 1.0,
+            "evaluations": 0.05,
+            "whole": 0.0,
+        },
         "p_best_scale": 0.02,
-        "p_candidates": 1.0,
-        "p_evaluations": 0.05,
-        "p_whole": 0.0,
-        "agreement_coef": 0.4,
-        "agreement_first_power": 2.0,
-        "agreement_prompts": 12_288,
+        "distill_coef": 0.4,
+        "distill_first_power": 2.0,
+        "distill_prompts": 12_288,
         "micro_tokens": 131_072,
         "eval_every": 400,
         "save_every": 400,

@@ -58,6 +58,10 @@ from rookworld.tasks.prefix_value import END_OF_LIST
 from rookworld.tasks.scorer import Workers
 from rookworld.tasks.task import PolicyRow, legal_in_each
 
+LISTS = 4
+"""Lists that the reference writes for each side of a position."""
+POWER = 3.0
+"""How sharp the target of later moves is: frequencies in the lists to this power."""
 LEAST = 1e-9
 """Frequency of a legal move that no list holds: it is legal all the same."""
 SEED = 7_368_787
@@ -150,7 +154,7 @@ def teacher_frequencies(
         sent(torch.from_numpy(array), device)
         for array in (images.ids, images.lengths, images.prompts, images.sides)
     )
-    most = max(1, settings.micro_tokens // (ids.shape[1] + lists[0].numel()))
+    most = max(1, settings.compute.micro_tokens // (ids.shape[1] + lists[0].numel()))
     for at in range(0, len(images.ids), most):
         part = slice(at, at + most)
         batch = packed(ids[part], lengths[part], lists[part], list_lengths[part])
@@ -184,7 +188,7 @@ def teacher_lists(
 
     `keys` [images] are those of the prompts.
     """
-    count, device = settings.agreement_lists, learner.reference.device
+    count, device = LISTS, learner.reference.device
     prompts = zip(images.ids, images.lengths.tolist(), strict=True)
     samples = sample(
         learner.reference,
@@ -195,7 +199,7 @@ def teacher_lists(
         seed=settings.seed + SEED,
         keys=[key * SIDES + side for key, side in zip(keys, images.sides.tolist(), strict=True)],
         rows_at_once=lists_at_once(device),
-        dtype=matrices_in(settings.dtype, device),
+        dtype=matrices_in(settings.compute.dtype, device),
     )
     lists = samples.tokens.view(len(images.ids), count, -1)
     # the last token is never fed; half the usual multiple, since lists are short
@@ -216,7 +220,7 @@ def lists_at_once(device: torch.device) -> int:
 def list_frequencies(batch: Pack, learner: Learner, settings: TrainSettings) -> Tensor:
     """[images, 2, vocabulary] how often an id is first in a list, and anywhere; mean over lists."""
     reference = learner.reference
-    with passes_in(settings.dtype, reference.device):
+    with passes_in(settings.compute.dtype, reference.device):
         hidden = states(batch, reference)
         logits = F.linear(hidden, reference.lm_head.weight).float()
     found = logits.new_zeros(2 * len(batch.heads), logits.shape[1])
@@ -235,19 +239,20 @@ def list_targets(
     is_move[: tokenizer.vocab_size] = sent(torch.from_numpy(move_mask(tokenizer)), device)
     tokens = batch.grid(batch.targets)[:, :MOST_MOVES]
     counts = (frequencies[:, 1] > 0).sum(1).clamp(max=MOST_MOVES).repeat_interleave(batch.answers)
-    end, since = move_tokens(tokenizer)[0][END_OF_LIST], 0 if settings.agreement_first > 0 else 1
+    end = move_tokens(tokenizer)[0][END_OF_LIST]
+    since = 0 if settings.distill.distill_first > 0 else 1
     rows, named, ends = continuation_rows(
         tokens, batch.sequences, batch.places, is_move, counts, end, since
     )
     behind = batch.places[rows] > 0
-    first = power_logits(frequencies[:, 0], settings.agreement_first_power)
-    later = power_logits(frequencies[:, 1], settings.agreement_power)
+    first = power_logits(frequencies[:, 0], settings.distill.distill_first_power)
+    later = power_logits(frequencies[:, 1], POWER)
     return ListTargets(
         rows=rows,
         lines=2 * (batch.sequences[rows] // batch.answers) + behind,
         named=named,
         logits=torch.stack((first, later), 1).flatten(0, 1),
-        weights=torch.where(behind, 1.0, settings.agreement_first),
+        weights=torch.where(behind, 1.0, settings.distill.distill_first),
         ends=ends,
         end=end,
     )
@@ -283,7 +288,7 @@ class Distiller:
 
     def batches(self, step: int, workers: Workers | None = None) -> list[DistillBatch]:
         """This rank's share of what a step trains on; `workers` help with what is new."""
-        count = self.settings.agreement_prompts
+        count = self.settings.distill.distill_prompts
         places = np.arange(step * count, (step + 1) * count)[distributed.share(count)]
         if not len(places):
             return []
@@ -293,7 +298,7 @@ class Distiller:
             self.introduce(new[at : at + POSITIONS_AT_ONCE], workers)
         tokens = int(self.lengths[numbers].max()) + MOST_MOVES - 1
         tokens = rounded_up(tokens, together_on(self.device))
-        most = max(1, self.settings.micro_tokens // tokens)
+        most = max(1, self.settings.compute.micro_tokens // tokens)
         parts = -(-len(places) // most)
         # all of one size or one less: a pass whose size comes back can be recorded
         cuts = zip(np.array_split(numbers, parts), np.array_split(places, parts), strict=True)
@@ -333,7 +338,7 @@ class Distiller:
     def fen(self, number: int) -> str:
         """A position, looked at now: all at the start would keep a run of millions waiting."""
         if (fen := read_fen(self.fens[number])) is None:
-            raise DataError(f"--agreement-data: not a FEN: {self.fens[number]!r}")
+            raise DataError(f"--distill-data: not a FEN: {self.fens[number]!r}")
         return fen
 
     def ask_teacher(self, prompts: Sequence[Prompt], workers: Workers | None) -> None:
@@ -371,7 +376,7 @@ class Distiller:
 
     def fingerprint(self) -> int:
         """Of everything that answers of the same teacher depend on."""
-        about = hashlib.sha256(f"{self.settings.seed} {self.settings.agreement_lists}".encode())
+        about = hashlib.sha256(f"{self.settings.seed} {LISTS}".encode())
         for fen in self.fens:
             about.update(fen.encode())
         return int.from_bytes(about.digest()[:7], "big")
@@ -390,7 +395,7 @@ class Distiller:
         names = sent(torch.from_numpy(token_permutations(self.tokenizer)), self.device)
         moves, found = self.moves[here].long(), self.frequencies[here]
         moves = names[side[:, None, None], moves]
-        powers = self.settings.agreement_first_power, self.settings.agreement_power
+        powers = self.settings.distill.distill_first_power, POWER
         end = move_tokens(self.tokenizer)[0][END_OF_LIST]
         lists = draw_lists(moves, found, waits[:, 1:], powers, MOST_MOVES, end)
         vocabulary = self.learner.model.config.vocab_size

@@ -11,7 +11,7 @@ import copy
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from rookworld.data.sources import load_positions
 from rookworld.evaluation.generator import NEW_TOKENS
 from rookworld.grpo.advantages import RunningMeans
-from rookworld.grpo.guard import Guard, GuardSettings
-from rookworld.grpo.kl import KLControl, KLSettings
+from rookworld.grpo.guard import Guard
+from rookworld.grpo.kl import KLControl
 from rookworld.model import sharding
 from rookworld.model.checkpoint import (
     Checkpoint,
@@ -43,10 +43,9 @@ from rookworld.model.optim import muon_of, stepped_by
 from rookworld.model.sampling.sampler import Sampling
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder
-from rookworld.rl import forward
 from rookworld.rl.forward import Learner
 from rookworld.rl.self_distill import Distiller
-from rookworld.rl.settings import TOKEN_LOSSES, TrainSettings
+from rookworld.rl.settings import SamplingSettings, TrainSettings
 from rookworld.rollout.collector import Prompts
 from rookworld.rollout.token_values import move_tokens
 from rookworld.rollout.types import LETTERS
@@ -55,7 +54,7 @@ from rookworld.runtime.atomic_files import write_json, write_text
 from rookworld.runtime.config import resolved
 from rookworld.runtime.errors import ConfigError, RookworldError
 from rookworld.runtime.run_folder import Run, read_lines
-from rookworld.tasks.reward import RewardRules, RunningNorm
+from rookworld.tasks.reward import RunningNorm
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
 
 log = logging.getLogger(__name__)
@@ -84,7 +83,7 @@ class State:
     kl_high: int = 0
     """Steps in a row with KL above --ref-reset-kl."""
     distiller: Distiller | None = None
-    """Of self-distillation, with --agreement-coef."""
+    """Of self-distillation, with --distill-coef."""
 
     def plain(self) -> dict[str, Any]:
         """What is not a tensor."""
@@ -121,23 +120,19 @@ def new_state(
     tokenizer = Tokenizer.load(folder)
     learner = new_learner(folder, settings, device)
     fits(learner.model, settings, tokenizer)
-    hold_still(learner.model, settings.trained)
-    learner.model.recompute = settings.recompute
-    if settings.compile:
-        for block in learner.model.h:
-            block.compile(dynamic=True)
-    elif settings.graphs and device.type == "cuda" and not settings.shard:
+    hold_still(learner.model, settings.optimizer.trained)
+    learner.model.recompute = settings.compute.recompute
+    if settings.compute.graphs and device.type == "cuda" and not settings.compute.shard:
         record_passes(learner)
-    distiller = (
-        new_distiller(rows, learner, tokenizer, settings) if settings.agreement_coef > 0 else None
-    )
+    asked = settings.distill.distill_coef > 0
+    distiller = new_distiller(rows, learner, tokenizer, settings) if asked else None
     return State(
         learner,
         tokenizer,
         make_optimizers(learner, settings),
         Prompts(rows, tokenizer, settings.mix_env_ratio, settings.seed),
-        KLControl(kl_settings(settings)),
-        Guard(guard_settings(settings)),
+        KLControl(settings.kl),
+        Guard(settings.guard),
         distiller=distiller,
     )
 
@@ -148,17 +143,18 @@ def new_distiller(
     tokenizer: Tokenizer,
     settings: TrainSettings,
 ) -> Distiller:
-    """Of the positions of --agreement-data, or else of the analysis rows."""
+    """Of the positions of --distill-data, or else of the analysis rows."""
     own = (row.fen for row in rows if isinstance(row, PolicyRow))
-    fens = load_positions(settings.agreement_data) if settings.agreement_data else tuple(own)
+    named = settings.distill.distill_data
+    fens = load_positions(named) if named else tuple(own)
     return Distiller(fens, learner, tokenizer, settings)
 
 
 def new_learner(folder: Path, settings: TrainSettings, device: torch.device) -> Learner:
     """Policy and reference, whole on every rank or shared out over them."""
     model = load_model(folder, device)
-    value_head = new_value_head(model) if settings.gae else None
-    if not settings.shard or distributed.world_size() == 1:
+    value_head = new_value_head(model) if settings.advantages.gae else None
+    if not settings.compute.shard or distributed.world_size() == 1:
         there = reference_device(settings, device)
         reference = copy.deepcopy(model).to(there).requires_grad_(False)
         return Learner(model, reference, value_head)
@@ -169,8 +165,8 @@ def new_learner(folder: Path, settings: TrainSettings, device: torch.device) -> 
 
 def make_optimizers(learner: Learner, settings: TrainSettings) -> list[torch.optim.Optimizer]:
     """AdamW, and Muon for block matrices if it is asked for."""
-    asked = settings.optimizer == "muon"
-    lr, decay = settings.lr, settings.weight_decay
+    asked = settings.optimizer.optimizer == "muon"
+    lr, decay = settings.optimizer.lr, settings.optimizer.weight_decay
     muon = [muon_of(learner.model.named_parameters(), lr, decay)] if asked else []
     taken = stepped_by(muon)
     # groups of their own: one group's tensors are all shares or all whole
@@ -180,11 +176,11 @@ def make_optimizers(learner: Learner, settings: TrainSettings) -> list[torch.opt
             {"params": [p for p in part.parameters() if p.requires_grad and p not in taken]}
             for part in (learner.model, *heads)
         ],
-        lr=settings.lr,
+        lr=settings.optimizer.lr,
         betas=(0.9, 0.95),
-        eps=settings.adam_eps,
-        weight_decay=settings.weight_decay,
-        fused=learner.model.device.type == "cuda" or not settings.shard,
+        eps=settings.optimizer.adam_eps,
+        weight_decay=settings.optimizer.weight_decay,
+        fused=learner.model.device.type == "cuda" or not settings.compute.shard,
     )
     return [adam, *muon]
 
@@ -201,8 +197,7 @@ def hold_still(model: GPT2, trained: str) -> None:
     """Weights that do not learn get no gradient, which also spares computing it."""
     for name, parameter in model.named_parameters():
         in_block = name.startswith(("h.", "ln_f."))
-        learns = {"all": True, "blocks": in_block, "vectors": parameter.ndim == 1}[trained]
-        parameter.requires_grad_(learns)
+        parameter.requires_grad_(trained == "all" or in_block)
 
 
 def fits(model: GPT2, settings: TrainSettings, tokenizer: Tokenizer) -> None:
@@ -212,37 +207,38 @@ def fits(model: GPT2, settings: TrainSettings, tokenizer: Tokenizer) -> None:
             f"--model {settings.model}: {model.config.vocab_size} embeddings for a tokenizer of "
             f"{tokenizer.vocab_size}; this tokenizer belongs to another model"
         )
-    longest = max(sampling(settings, tokenizer)[letter].max_new_tokens for letter in LETTERS)
+    longest = max(one.max_new_tokens for one in sampling(settings.sampling, tokenizer).values())
     if longest >= model.config.n_positions:
         raise ConfigError(
             f"--max-new-tokens {longest}: the model has only {model.config.n_positions} positions"
         )
-    if settings.credit == "choices" and not settings.gae and not move_tokens(tokenizer)[0]:
+    paid = settings.advantages
+    if paid.credit == "choices" and not paid.gae and not move_tokens(tokenizer)[0]:
         raise ConfigError(
             f"--credit choices: the tokenizer of {settings.model} spells moves in pieces, and a "
             "choice between moves has to be one token; take --credit outlook"
         )
 
-    if settings.agreement_coef > 0 and not move_tokens(tokenizer)[0]:
+    if settings.distill.distill_coef > 0 and not move_tokens(tokenizer)[0]:
         raise ConfigError(
-            f"--agreement-coef {settings.agreement_coef}: the tokenizer of {settings.model} spells "
-            "moves in pieces, and lists are compared move by move; leave it out"
+            f"--distill-coef {settings.distill.distill_coef}: the tokenizer of {settings.model} "
+            "spells moves in pieces, and lists are compared move by move; leave it out"
         )
 
 
 def with_credit(settings: TrainSettings, tokenizer: Tokenizer) -> TrainSettings:
     """`--credit auto` decided."""
-    if settings.credit != "auto":
+    if settings.advantages.credit != "auto":
         return settings
-    may = settings.loss in TOKEN_LOSSES and settings.kl_type != "k1_reward" and not settings.gae
-    return replace(settings, credit="choices" if may and move_tokens(tokenizer)[0] else "fields")
+    may = settings.choices_allowed and move_tokens(tokenizer)[0]
+    return settings.but(credit="choices" if may else "fields")
 
 
 def reference_device(settings: TrainSettings, device: torch.device) -> torch.device:
     """Where the reference lives; a device that is not there falls back to the policy's."""
-    if settings.ref_device is None:
+    if settings.reference.ref_device is None:
         return device
-    wanted = settings.ref_device
+    wanted = settings.reference.ref_device
     kind, _, number = wanted.partition(":")
     if kind not in ("cpu", "cuda") or not (number.isdigit() or not number):
         raise ConfigError(f"--ref-device {wanted}: expected cpu, cuda or cuda:N")
@@ -260,46 +256,17 @@ def new_value_head(model: GPT2) -> nn.Linear:
     return head
 
 
-def kl_settings(settings: TrainSettings) -> KLSettings:
-    return KLSettings(
-        coef=settings.kl_coef,
-        adaptive=settings.adaptive_kl,
-        target=settings.target_kl,
-        coef_min=settings.kl_coef_min,
-        coef_max=settings.kl_coef_max,
-        warmup_steps=settings.kl_warmup_steps,
-        warmup_factor=settings.kl_warmup_factor,
-    )
-
-
-def guard_settings(settings: TrainSettings) -> GuardSettings:
-    return GuardSettings(
-        kl_divergence_threshold=settings.kl_divergence_threshold,
-        adaptive_threshold=settings.adaptive_threshold,
-        entropy_floor=settings.entropy_floor,
-        max_consecutive_nans=settings.max_consecutive_nans,
-        max_recoveries=settings.max_recoveries,
-        recovery_lr_factor=settings.recovery_lr_factor,
-    )
-
-
-def reward_rules(settings: TrainSettings) -> RewardRules:
-    return RewardRules(
-        shaping=settings.reward_shaping,
-        p_malformed=settings.p_malformed,
-        a_malformed=settings.a_malformed,
-        **settings.chosen(),
-    )
-
-
-def sampling(settings: TrainSettings, tokenizer: Tokenizer) -> dict[str, Sampling]:
+def sampling(settings: SamplingSettings, tokenizer: Tokenizer) -> dict[str, Sampling]:
     """How each task is sampled."""
     made = {}
     for letter in LETTERS:
-        temperature, top_p = forward.sampling_of(letter, settings)
+        temperature, top_p = settings.of_task(letter)
         longest = settings.max_new_tokens or NEW_TOKENS[tokenizer.style][letter]
         made[letter] = Sampling(
-            temperature=temperature, top_k=settings.top_k, top_p=top_p, max_new_tokens=longest
+            temperature=temperature,
+            top_k=settings.top_k,
+            top_p=top_p,
+            max_new_tokens=longest,
         )
     return made
 

@@ -98,7 +98,7 @@ def train(
     """Train, writing a run folder; returns the folder of the final model."""
     refuse_unguarded_scripts()
     hooks = hooks or Hooks()
-    device = distributed.start(settings.device)
+    device = distributed.start(settings.compute.device)
     run = Run(settings.out)
     state = new_state(settings, rows, device)
     settings = with_credit(settings, state.tokenizer)
@@ -117,7 +117,7 @@ def train(
             if not obey(run, state, ruling, hooks):
                 continue
             verdict, improved = Ruling(Continue()), False
-            if due(state.step, settings.eval_every, settings.steps):
+            if due(state.step, settings.evaluation.eval_every, settings.steps):
                 verdict, improved = assess(run, state, evaluate, hooks)
             if not obey(run, state, verdict, hooks):
                 continue
@@ -150,7 +150,7 @@ def learn(
     rewards = reward_metrics(collected)
     rulings: list[Ruling] = []
     found = update.NOTHING
-    for _ in range(settings.updates_per_rollout):
+    for _ in range(settings.optimizer.updates_per_rollout):
         if totals is not None:
             found = update.gradient(micros, state.learner, totals, settings, coefs, scratch)
             if state.step == 0 and not rulings:
@@ -164,7 +164,7 @@ def learn(
             reward_mean=rewards["reward/mean"],
             all_rewards_negative=rewards["reward/max"] < 0,
             open_ended=settings.mix_env_ratio < 1,
-            settled=state.step >= settings.reward_warmup_steps,
+            settled=state.step >= settings.rewards.reward_warmup_steps,
         )
         rulings.append(state.guard.check_step(health))
         apply(state, rulings[-1], settings, found.norm)
@@ -188,18 +188,18 @@ def prepared(
     kl_coef: float,
 ) -> tuple[list[Micro], StepTotals | None]:
     """Packs with their advantages, and what they are averaged over (None: no group is left)."""
-    norm = state.norm if settings.reward_norm else None
+    norm = state.norm if settings.rewards.reward_norm else None
     micros = forward.prepare(
         collected.groups, state.learner, settings, state.tokenizer.eos, scratch
     )
     credit.set_advantages(micros, state.learner, settings, state.running, norm, kl_coef)
     if norm is not None:
         norm.update(all_rewards(collected.groups))
-    longest = max(s.max_new_tokens for s in sampling(settings, state.tokenizer).values())
+    longest = max(s.max_new_tokens for s in sampling(settings.sampling, state.tokenizer).values())
     totals = update.totals_of(micros, longest)
     if totals is None and collected.invalid < collected.seen:
         raise Diverged(
-            f"--kl-collect-cap {settings.kl_collect_cap} left out every sample of step "
+            f"--kl-collect-cap {settings.kl.kl_collect_cap} left out every sample of step "
             f"{state.step + 1}; raise it, or lower --lr"
         )
     return micros, totals
@@ -226,7 +226,7 @@ def left_out(collected: Collected, step: int) -> list[dict[str, Any]]:
 def check_start(found: Gradient, settings: TrainSettings, device: torch.device) -> None:
     """Before the first update policy, sampler and reference are one model, or something is off."""
     gap = float(found.ratio.gap / found.ratio.tokens)
-    dtype = arithmetic(settings.dtype, device)
+    dtype = arithmetic(settings.compute.dtype, device)
     if not found.kl <= KL_AT_START:
         raise RookworldError(
             f"before the first update KL to the reference is {found.kl:.3g}, not 0: policy and "
@@ -247,8 +247,8 @@ def apply(state: State, ruling: Ruling, settings: TrainSettings, norm: float) ->
         rate = lr_at(state, settings)
         for group in (group for one in state.optimizers for group in one.param_groups):
             group["lr"] = rate
-        if norm > settings.clip_norm:
-            factor = settings.clip_norm / norm
+        if norm > settings.optimizer.clip_norm:
+            factor = settings.optimizer.clip_norm / norm
             gradients = [sharding.local(p.grad) for p in parameters if p.grad is not None]
             torch._foreach_mul_(gradients, factor)
         for optimizer in state.optimizers:
@@ -261,20 +261,20 @@ def apply(state: State, ruling: Ruling, settings: TrainSettings, norm: float) ->
 
 def lr_at(state: State, settings: TrainSettings) -> float:
     schedule = lr_multiplier(
-        settings.lr_schedule,
+        settings.optimizer.lr_schedule,
         state.step,
         settings.steps,
-        settings.lr_warmup_steps,
-        settings.lr_final,
+        settings.optimizer.lr_warmup_steps,
+        settings.optimizer.lr_final,
     )
-    return settings.lr * schedule * state.guard.lr_scale
+    return settings.optimizer.lr * schedule * state.guard.lr_scale
 
 
 def follow_reference(state: State, kl: float, settings: TrainSettings) -> None:
     """Move the reference to the policy when it is time, or when KL stays high."""
-    state.kl_high = state.kl_high + 1 if kl > settings.ref_reset_kl > 0 else 0
+    state.kl_high = state.kl_high + 1 if kl > settings.reference.ref_reset_kl > 0 else 0
     stayed_high = state.kl_high >= REFERENCE_PATIENCE
-    every = settings.ref_sync_every
+    every = settings.reference.ref_sync_every
     if not (stayed_high or (every > 0 and (state.step + 1) % every == 0)):
         return
     sharding.copy_weights(state.learner.model, state.learner.reference)

@@ -16,7 +16,7 @@ from torch import Tensor
 from rookworld.grpo import loss as losses
 from rookworld.grpo.kl import ESTIMATORS, TokenStats
 from rookworld.grpo.list_targets import distillation_kl
-from rookworld.grpo.loss import Batch, LossSettings, RatioStats, StepTotals
+from rookworld.grpo.loss import Batch, RatioStats, StepTotals
 from rookworld.model import sharding
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.precision import passes_in
@@ -36,6 +36,10 @@ def totals_of(micros: Sequence[Micro], longest: int) -> StepTotals | None:
     if tokens == 0 or sequences == 0:
         return None
     return StepTotals(tokens=tokens, sequences=sequences, max_tokens=longest)
+
+
+VALUE_COEF = 0.5
+"""Weight of the value loss, whose gradient never reaches the policy."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,10 @@ class Gradient:
     distill_loss: float
 
     def total(self, coefs: Coefs, settings: TrainSettings) -> float:
-        weighted = 0.0 if settings.kl_type == "k1_reward" else coefs.kl * self.kl_loss
-        value = settings.value_coef * self.value
+        weighted = 0.0 if settings.kl.kl_type == "k1_reward" else coefs.kl * self.kl_loss
+        value = VALUE_COEF * self.value
         distill = coefs.distill * self.distill_loss
-        return self.policy + weighted + value + distill - settings.entropy_coef * self.entropy
+        return self.policy + weighted + value + distill - settings.loss.entropy_coef * self.entropy
 
 
 NOTHING = Gradient(
@@ -127,7 +131,7 @@ def objective_of(
     """A pack's share of what is minimised, and of what a `Gradient` tells about it, in one row."""
     # true for one update: it changes the weights that the products were made of
     known, micro.tape = micro.products(), None
-    with passes_in(settings.dtype, learner.model.device):
+    with passes_in(settings.compute.dtype, learner.model.device):
         hidden = states(micro.pack, learner.model, learner.graphs, known)
         stats = stats_of(micro, hidden, learner, settings)
         worths = chosen_worths(micro, hidden, learner)
@@ -137,10 +141,10 @@ def objective_of(
         worth = losses.token_mean(micro.pack.grid(worths), micro.mask(), totals).sum()
         # its level says nothing, as that of a ratio times an advantage does not
         policy = policy - (worth - worth.detach())
-    objective = policy + settings.value_coef * value
-    if settings.entropy_coef != 0:
-        objective = objective + settings.entropy_coef * entropy
-    if settings.kl_type != "k1_reward" and coefs.kl > 0:
+    objective = policy + VALUE_COEF * value
+    if settings.loss.entropy_coef != 0:
+        objective = objective + settings.loss.entropy_coef * entropy
+    if settings.kl.kl_type != "k1_reward" and coefs.kl > 0:
         objective = objective + coefs.kl * kl_loss
     measured = torch.stack([policy, kl_loss, value, -entropy, kl])
     return objective, measured.detach().double(), ratio
@@ -158,7 +162,7 @@ def distill(scratch: StepScratch, learner: Learner, settings: TrainSettings, coe
     total = max(1.0, float(distributed.sum_over_ranks(rows)))
     loss = torch.zeros((), dtype=torch.float64, device=learner.model.device)
     for one in batches:
-        with passes_in(settings.dtype, learner.model.device):
+        with passes_in(settings.compute.dtype, learner.model.device):
             hidden = states(one.pack, learner.model, learner.graphs)
             kl = distillation_kl(hidden, learner.model.lm_head.weight, one.targets).sum() / total
         (coef * kl).backward()  # type: ignore[no-untyped-call]
@@ -192,15 +196,9 @@ def terms(
     assert stats.kl is not None and stats.ref_logp is not None and micro.advantages is not None
     packed, mask = micro.pack, micro.mask()
     batch = Batch(packed.grid(stats.logp), packed.grid(micro.old_logp), micro.advantages, mask)
-    rules = LossSettings(
-        name=settings.loss,
-        clip_low=settings.clip_range,
-        clip_high=settings.clip_high,
-        tv_delta=settings.tv_delta,
-    )
-    policy, held_back = losses.policy_loss(batch, totals, rules)
-    if settings.kl_type in ESTIMATORS:
-        estimate = ESTIMATORS[settings.kl_type](stats.logp, stats.ref_logp)
+    policy, held_back = losses.policy_loss(batch, totals, settings.loss)
+    if settings.kl.kl_type in ESTIMATORS:
+        estimate = ESTIMATORS[settings.kl.kl_type](stats.logp, stats.ref_logp)
         # tokens come from the sampler's policy, which after the first update is an older one
         kl_rows = (stats.logp - micro.old_logp).detach().exp() * estimate
     else:

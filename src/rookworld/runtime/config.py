@@ -1,127 +1,122 @@
 """Settings as frozen dataclasses: defaults < preset < TOML file < flags, one resolved JSON.
 
-Laws: an unknown key or flag, or a bad value, is one line with a suggestion and exit code 2; what a
-run used can be read back from its `config.json`. tyro turns each field and its docstring into a
-flag; what it would print as a box is reduced to a line here.
+Laws: an unknown key or a bad value is one line with a suggestion and exit code 2; what a run used
+can be read back from its `config.json`. Settings may be composed of sections, each of which is read
+by one room of the house; flags, files and `config.json` show their fields side by side.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import hashlib
-import inspect
-import io
 import json
+import logging
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
-from math import inf
+from collections.abc import Hashable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeVar
 
-import tyro
-
+from rookworld.runtime.bounds import bounds_of, check_bounds
 from rookworld.runtime.errors import ConfigError
 
 Settings = TypeVar("Settings")
 
-LAYERS = "[--preset NAME] [--config FILE]"
-LAYERS_HELP = """--preset NAME starts from settings by name (a wrong name lists them), --config FILE
-from a TOML file with these flags' names as keys. Flags win over the file, the file over the
-preset."""
-TAKES = {
-    "train": LAYERS,
-    "check": f"[MODEL] {LAYERS}",
-    "overfit": LAYERS,
-    "inspect": LAYERS,
-    "pretrain": LAYERS,
-    "eval": "MODEL [MODEL …]",
-    "score": "FILE",
-    "analyze": "RUN [RUN …]",
-    "report": "RUN [RUN …]",
-    "sweep": "[FILE]",
-    "uci": "[MODEL]",
-    "export": "MODEL",
-    "data import": "SOURCE [SOURCE …]",
-    "data show": "[SOURCE]",
-    "data pack": "[SOURCE …]",
-    "data mine": "MODEL SOURCE [SOURCE …]",
-}
-"""Command -> what it takes besides the flags of its settings, of which alone tyro knows."""
+
+class Section:
+    """Base of frozen dataclasses of settings: a number beyond its bounds is refused."""
+
+    def __post_init__(self) -> None:
+        for name, place in flat_fields(type(self)).items():
+            bounds = bounds_of(place.hint)
+            if bounds is not None and place.section is None:
+                check_bounds(name, getattr(self, name), bounds)
 
 
-def parse(
-    kind: type[Settings],
-    args: Sequence[str],
-    *,
-    command: str,
-    default: Settings | None = None,
-    about: str | None = None,
-) -> Settings:
-    """`args` as a `kind`, starting from `default`; `--help` prints and exits as usual.
+class Composed(Section):
+    """Base of settings in sections, made and changed by the flat names of their fields."""
 
-    `about` heads the help of a command that shares its settings with another.
-    """
-    check_lists(kind, args)
-    takes = TAKES.get(command.removeprefix("rookworld "), "")
-    about = about or inspect.cleandoc(kind.__doc__ or "")
-    stderr = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(stderr):
-            parsed: Settings
-            parsed, unknown = tyro.cli(
-                kind,
-                args=list(args),
-                prog=f"{command} {takes}".rstrip(),
-                description=f"{about}\n{LAYERS_HELP}" if LAYERS in takes else about,
-                return_unknown_args=True,
-                config=(tyro.conf.OmitArgPrefixes,),
-                default=tyro.MISSING_NONPROP if default is None else default,
-            )
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        raise ConfigError(
-            f"{command.removeprefix('rookworld ')}: {_first_paragraph(stderr.getvalue())}"
-        ) from None
-    if unknown:
-        raise ConfigError(_unknown_argument(kind, unknown[0], command))
-    return parsed
+    FIRST: ClassVar[tuple[str, ...]] = ()
+    """Settings that a beginner needs, which the short help shows."""
+    ALIASES: ClassVar[Mapping[str, str]] = {}
+    """Another name -> the setting that it means."""
+    IGNORED: ClassVar[Mapping[str, str]] = {}
+    """A switch that is accepted and does nothing -> why."""
+    OWN: ClassVar[str] = ""
+    """A setting that no other command has, by which a `config.json` is known."""
+
+    @classmethod
+    def upgrade(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What an earlier version wrote, as this one writes it."""
+        return values
+
+    @classmethod
+    def of(cls, **flat: Any) -> Self:
+        """The defaults but for these."""
+        return replace_flat(cls(), flat)
+
+    def but(self, **flat: Any) -> Self:
+        """The same but for these."""
+        return replace_flat(self, flat)
 
 
-def check_lists(kind: type[Any], args: Sequence[str]) -> None:
-    """Refuse a list begun twice: the first would be forgotten. A number given twice is a change."""
+class Place(NamedTuple):
+    """Where a setting stands."""
+
+    section: str | None
+    """Field of the whole that holds it; None: the whole itself."""
+    hint: Any
+    """Its type, with its bounds."""
+    field: dataclasses.Field[Any]
+    owner: type[Any]
+    """The dataclass it is a field of."""
+
+
+def flat_fields(kind: type[Any]) -> dict[str, Place]:
+    """Every setting of `kind` by name, those of its sections among them."""
+    return _flat_fields(typing.cast("Hashable", kind))
+
+
+@cache
+def _flat_fields(kind: Any) -> dict[str, Place]:
+    found: dict[str, Place] = {}
+    hints = typing.get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
-        flag = f"--{field.name.replace('_', '-')}"
-        given = sum(arg == flag or arg.startswith(f"{flag}=") for arg in args)
-        if given > 1 and str(field.type).startswith("tuple"):
-            raise ConfigError(f"{flag} is there {given} times: write all its values after one")
+        hint = hints[field.name]
+        if isinstance(hint, type) and issubclass(hint, Section):
+            places = flat_fields(hint)
+            inner = {name: places[name]._replace(section=field.name) for name in places}
+        else:
+            inner = {field.name: Place(None, hint, field, kind)}
+        twice = inner.keys() & found.keys()
+        if twice:
+            raise TypeError(f"{kind.__name__} has {', '.join(sorted(twice))} twice")
+        found |= inner
+    return found
 
 
-def _first_paragraph(box: str) -> str:
-    """The message inside tyro's box: what stands under its title, up to the next rule."""
-    message: list[str] = []
-    for line in box.splitlines()[1:]:
-        text = line.strip().strip("│").strip()
-        is_rule = set(text) <= set("─-╭╮╰╯")
-        if is_rule and message:
-            break
-        if not is_rule:
-            message.append(text)
-    return " ".join(message)
+def value_of(settings: Any, name: str) -> Any:
+    """The value of a setting by its flat name."""
+    section = flat_fields(type(settings))[name].section
+    return getattr(settings if section is None else getattr(settings, section), name)
 
 
-def _unknown_argument(kind: type[Any], argument: str, command: str) -> str:
-    short = command.removeprefix("rookworld ")
-    if not argument.startswith("-"):
-        return f"{short}: unexpected argument {argument!r}; see `{command} --help`"
-    name = argument.split("=")[0].lstrip("-").replace("-", "_")
-    hint = suggestion(name, (field.name for field in dataclasses.fields(kind)))
-    hint = hint.replace("_", "-").replace("'", "'--", 1)
-    return f"{short}: unknown flag {argument!r}{hint}; see `{command} --help`"
+def replace_flat(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    """`settings` with these values, each in its section."""
+    places = flat_fields(type(settings))
+    own: dict[str, Any] = {}
+    by_section: dict[str, dict[str, Any]] = {}
+    for name, value in changes.items():
+        if name not in places:
+            raise TypeError(f"{type(settings).__name__} has no {name!r}{suggestion(name, places)}")
+        section = places[name].section
+        (own if section is None else by_section.setdefault(section, {}))[name] = value
+    for section, values in by_section.items():
+        own[section] = dataclasses.replace(getattr(settings, section), **values)
+    return dataclasses.replace(settings, **own)  # type: ignore[type-var]
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -130,22 +125,61 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f", did you mean {near[0]!r}?" if near else ""
 
 
+def require(condition: bool, message: str) -> None:
+    """Raise `ConfigError` with `message` unless `condition` holds."""
+    if not condition:
+        raise ConfigError(message)
+
+
+@cache
+def notice(line: str) -> None:
+    """Say a line about settings, once a process."""
+    logging.getLogger("rookworld").warning(line)
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def current_name(kind: type[Any], name: str, mark: str = "") -> str | None:
+    """The setting that a name means, an alias with a line; None: accepted, and does nothing."""
+    if not issubclass(kind, Composed):
+        return name
+    if name in kind.IGNORED:
+        notice(f"{_shown(mark, name)} does nothing: {kind.IGNORED[name]}")
+        return None
+    if name in kind.ALIASES:
+        notice(f"{_shown(mark, name)} is read as {_shown(mark, kind.ALIASES[name])}")
+    return kind.ALIASES.get(name, name)
+
+
+def _shown(mark: str, name: str) -> str:
+    return mark + name.replace("_", "-") if mark else name
+
+
 def override(settings: Settings, values: Mapping[str, Any], where: str) -> Settings:
     """`settings` with `values` from a preset or file laid over it; unknown keys fail."""
-    hints = typing.get_type_hints(type(settings))
-    known = {field.name for field in dataclasses.fields(settings)}  # type: ignore[arg-type]
+    kind = type(settings)
+    places = flat_fields(kind)
     clean: dict[str, Any] = {}
-    for raw, value in values.items():
-        name = raw.replace("-", "_")
-        if name not in known:
-            raise ConfigError(f"{where}: unknown key {raw!r}{suggestion(name, known)}")
-        clean[name] = coerce(value, hints[name], f"{where}: {raw}")
-    return dataclasses.replace(settings, **clean)  # type: ignore[type-var]
+    for raw, value in upgraded(kind, values).items():
+        name = current_name(kind, raw.replace("-", "_"))
+        if name is None:
+            continue
+        if name not in places:
+            raise ConfigError(f"{where}: unknown key {raw!r}{suggestion(name, places)}")
+        clean[name] = coerce(value, places[name].hint, f"{where}: {raw}")
+    return replace_flat(settings, clean)
+
+
+def upgraded(kind: type[Any], values: Mapping[str, Any]) -> Mapping[str, Any]:
+    return kind.upgrade(values) if issubclass(kind, Composed) else values
 
 
 def coerce(value: Any, hint: Any, where: str) -> Any:
     """A TOML or JSON value as the field's type, or a line that says what was expected."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return coerce(value, arguments[0], where)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
@@ -156,7 +190,7 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
         known = ", ".join(map(str, arguments))
         raise ConfigError(f"{where} = {value!r}: expected one of {known}")
     if origin is tuple:
-        return tuple(coerce(item, arguments[0], where) for item in _listed(value, where))
+        return _tuple_of(value, arguments, where)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is Path and isinstance(value, str):
@@ -166,10 +200,16 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
     return value
 
 
-def _listed(value: Any, where: str) -> list[Any]:
-    if isinstance(value, list | tuple):
-        return list(value)
-    raise ConfigError(f"{where} = {value!r}: expected a list")
+def _tuple_of(value: Any, items: tuple[Any, ...], where: str) -> tuple[Any, ...]:
+    if isinstance(value, dict):  # a table is a list of its names and values
+        value = list(value.items())
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{where} = {value!r}: expected a list")
+    if items[-1] is Ellipsis:
+        items = (items[0],) * len(value)
+    if len(items) != len(value):
+        raise ConfigError(f"{where} = {value!r}: expected {len(items)} values")
+    return tuple(coerce(one, item, where) for one, item in zip(value, items, strict=True))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -183,27 +223,16 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def resolved(settings: Any) -> dict[str, Any]:
-    """Every field as JSON would hold it."""
-    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(settings), default=str))
+    """Every setting, flat, as JSON would hold it."""
+    flat = {name: value_of(settings, name) for name in flat_fields(type(settings))}
+    plain: dict[str, Any] = json.loads(json.dumps(flat, default=_plain))
     return plain
 
 
-HERE_AND_NOW = ("out", "resume", "dry_run")
-"""Settings that a command has for itself, not from the run it goes on with."""
-
-
-def of_run(default: Settings, folder: Path) -> Settings | None:
-    """The settings that a run of this kind was last given; None without such a run."""
-    path = folder / "config.json"
-    names = {field.name for field in dataclasses.fields(default)}  # type: ignore[arg-type]
-    try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(told, dict) or set(told) != names:
-        return None
-    kept = {name: value for name, value in told.items() if name not in HERE_AND_NOW}
-    return override(default, kept, str(path))
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return str(value)
 
 
 def short_hash(settings: Any, ignore: Iterable[str] = ()) -> str:
@@ -214,100 +243,46 @@ def short_hash(settings: Any, ignore: Iterable[str] = ()) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def require(condition: bool, message: str) -> None:
-    """Raise `ConfigError` with `message` unless `condition` holds."""
-    if not condition:
-        raise ConfigError(message)
+# --- the settings of a run -----------------------------------------------------------------------
+
+HERE_AND_NOW = ("out", "resume", "dry_run")
+"""Settings that a command has for itself, not from the run it goes on with."""
 
 
-def take_option(args: Sequence[str], name: str) -> tuple[str | None, list[str]]:
-    """The value of `--name` and the arguments without it (for flags that choose the defaults)."""
-    rest: list[str] = []
-    value: str | None = None
-    pending = iter(args)
-    for argument in pending:
-        if argument == f"--{name}":
-            value = next(pending, None)
-            if value is None or value.startswith("--"):
-                raise ConfigError(f"--{name} needs a value")
-        elif argument.startswith(f"--{name}="):
-            value = argument.split("=", 1)[1]
-        else:
-            rest.append(argument)
-    return value, rest
+def of_run(default: Settings, folder: Path) -> Settings | None:
+    """The settings that a run was last given; None where none has begun.
+
+    A run of an earlier version may hold settings that are gone, and lack newer ones: a line each.
+    """
+    path = folder / "config.json"
+    config = _read_config(path)
+    if config is None:
+        return None
+    kind = type(default)
+    places = flat_fields(kind)
+    held = upgraded(kind, config)
+    own = getattr(kind, "OWN", "")
+    require(not own or own in held, f"{path}: no {own!r} in it, so another command's run")
+    aliases = getattr(kind, "ALIASES", {})
+    gone = [f"{n}={value}" for n, value in held.items() if aliases.get(n, n) not in places]
+    known = {current_name(kind, n): v for n, v in held.items() if aliases.get(n, n) in places}
+    if gone:
+        notice(f"{path}: no longer settings, and ignored: {', '.join(gone)}")
+    new = [f"{n}={value_of(default, n)}" for n in places if n not in known]
+    if new:
+        notice(f"{path}: not in it, and left at their defaults: {', '.join(new)}")
+    kept = {str(n): value for n, value in known.items() if n not in HERE_AND_NOW}
+    return override(default, kept, str(path))
 
 
-def layered(
-    default: Settings, presets: Mapping[str, Mapping[str, Any]], args: Sequence[str]
-) -> tuple[Settings, list[str]]:
-    """`default` with the `--preset` and `--config` found in `args`, and the arguments left."""
-    preset, rest = take_option(args, "preset")
-    file, rest = take_option(rest, "config")
-    if preset is not None:
-        if preset not in presets:
-            known = ", ".join(presets)
-            hint = suggestion(preset, presets)
-            raise ConfigError(f"--preset {preset}: not one of {known}{hint}")
-        default = override(default, presets[preset], f"preset {preset}")
-    if file is not None:
-        default = override(default, read_toml(Path(file)), file)
-    return default, rest
-
-
-def leading(args: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments before the first flag, and the rest."""
-    flags = (i for i, argument in enumerate(args) if argument[:1] == "-" and argument != "-")
-    count = next(flags, len(args))
-    return list(args[:count]), list(args[count:])
-
-
-# --- bounds of numbers ---------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Bounds:
-    """Where a number may lie: never at infinity, and NaN lies nowhere."""
-
-    lowest: float
-    highest: float = inf
-    lowest_allowed: bool = True
-    said: str = ""
-    """What is allowed, where there is more to say than the numbers."""
-
-    def hold(self, value: float) -> bool:
-        inside = self.lowest <= value <= self.highest and -inf < value < inf
-        return inside and (self.lowest_allowed or value != self.lowest)
-
-    def allowed(self) -> str:
-        if self.said:
-            return self.said
-        if self.lowest == -inf:
-            return f"give {self.highest} or less"
-        if not self.lowest_allowed:
-            end = "" if self.highest == inf else f" and at most {self.highest}"
-            return f"give more than {self.lowest}{end}"
-        return f"give {self.lowest} " + ("or more" if self.highest == inf else f"to {self.highest}")
-
-
-COUNT = Bounds(1, said="must be positive")
-FROM_ZERO = Bounds(0)
-POSITIVE = Bounds(0, lowest_allowed=False)
-SHARE = Bounds(0, 1)
-SHARE_NOT_ZERO = Bounds(0, 1, lowest_allowed=False)
-SEED = Bounds(0, 2**64 - 1)  # what torch takes
-
-
-def bounds_of(table: Mapping[Bounds, str]) -> dict[str, Bounds]:
-    """Field name -> bounds, of a table that names the fields of each kind."""
-    return {name: bounds for bounds, names in table.items() for name in names.split()}
-
-
-def check_bounds(settings: object, table: Mapping[str, Bounds]) -> None:
-    """Refuse, by its flag, a number beyond its bounds; None is a number not given."""
-    for name, bounds in table.items():
-        value = getattr(settings, name)
-        if value is None:
-            continue
-        finite = -inf < value < inf  # isfinite() cannot take every int
-        allowed = bounds.allowed() if finite else "give a finite number"
-        require(bounds.hold(value), f"--{name.replace('_', '-')} {value}: {allowed}")
+def _read_config(path: Path) -> dict[str, Any] | None:
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: cannot be read ({error}); mend it, or give the run's flags and another --out"
+        ) from None
+    require(isinstance(held, dict), f"{path}: not a table of settings; mend it or take it away")
+    return typing.cast("dict[str, Any]", held)

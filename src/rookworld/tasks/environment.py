@@ -17,7 +17,7 @@ import chess
 
 from rookworld.runtime.errors import DataError
 from rookworld.tasks.notation import read_fen, squares
-from rookworld.tasks.reward import RewardRules, board_similarity, combine
+from rookworld.tasks.reward import A_WEIGHTS, RewardRules, board_similarity, combine
 from rookworld.tasks.task import EnvironmentRow, Judge, Style, Verdict, strip_end
 
 KINDS: Final = (
@@ -157,7 +157,7 @@ class EnvironmentTask:
         whole = board if flags == 1.0 and reward == 1.0 else 0.0
         parts = dict(zip(_PARTS, (1.0, board, flags, reward, whole), strict=True))
         right = 1 + (flags == 1.0) + (reward == 1.0) if board >= RIGHT_BOARD else 0
-        total = combine(parts, rules.a_weights, rules.shaping, right=right, progress=progress)
+        total = combine(parts, A_WEIGHTS, rules.reward_shaping, right=right, progress=progress)
         wrong = [name for name in ("board", "flags", "reward") if parts[name] < 1.0]
         return Verdict(total, parts, f"wrong: {', '.join(wrong)}" if wrong else "exact")
 
@@ -230,7 +230,7 @@ def board_score(row: EnvironmentRow, said: EnvironmentAnswer, rules: RewardRules
         wrong=_differing(said.fen, row.next_fen),
         copied=_differing(row.fen, row.next_fen),
         fields_wrong=sum(a != b for a, b in behind),
-        shaping=rules.shaping,
+        shaping=rules.reward_shaping,
     )
 
 

@@ -140,7 +140,8 @@ class PolicyTask:
             _content(parts, said, truth, loss, len(legal), rules)
             right = fields_right(parts)
             reason = _reason(parts, loss)
-        total = combine(parts, rules.p_weights, rules.shaping, right=right, progress=progress)
+        shaping = rules.reward_shaping
+        total = combine(parts, rules.part_weights, shaping, right=right, progress=progress)
         return Verdict(total, parts, reason)
 
     def metrics(

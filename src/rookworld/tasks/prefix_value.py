@@ -28,7 +28,7 @@ from typing import NamedTuple
 from rookworld.tasks.environment import RIGHT_BOARD, EnvironmentAnswer, board_score
 from rookworld.tasks.notation import is_move_text, read_fen
 from rookworld.tasks.policy import MOST_MOVES, POLICY, content_parts, fields_right, win_loss
-from rookworld.tasks.reward import RewardRules, combine, move_quality
+from rookworld.tasks.reward import A_WEIGHTS, RewardRules, combine, move_quality
 from rookworld.tasks.task import (
     Analysis,
     EnvironmentRow,
@@ -188,9 +188,10 @@ class _Promise:
 
     def combined(self, **known: float) -> float:
         rules = self.rules
-        parts = {**dict.fromkeys(rules.p_weights, 0.0), "format": 1.0, **known}
+        parts = {**dict.fromkeys(rules.part_weights, 0.0), "format": 1.0, **known}
         right = fields_right(parts)
-        return combine(parts, rules.p_weights, rules.shaping, right=right, progress=self.progress)
+        shaping = rules.reward_shaping
+        return combine(parts, rules.part_weights, shaping, right=right, progress=self.progress)
 
 
 def _with_board(row: EnvironmentRow, text: str, rules: RewardRules, progress: float) -> float:
@@ -199,6 +200,6 @@ def _with_board(row: EnvironmentRow, text: str, rules: RewardRules, progress: fl
     if fen is None:
         return rules.a_malformed
     board = board_score(row, EnvironmentAnswer(fen, 0.0, False, row.truncated), rules)
-    parts = {**dict.fromkeys(rules.a_weights, 1.0), "board": board, "whole": board}
+    parts = {**dict.fromkeys(A_WEIGHTS, 1.0), "board": board, "whole": board}
     right = 3 if board >= RIGHT_BOARD else 0
-    return combine(parts, rules.a_weights, rules.shaping, right=right, progress=progress)
+    return combine(parts, A_WEIGHTS, rules.reward_shaping, right=right, progress=progress)

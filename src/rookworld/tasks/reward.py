@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Literal, get_args
+from typing import Annotated, Final, Literal, get_args
 
+from rookworld.runtime.bounds import Bounds, PositiveShare, check_bounds
+from rookworld.runtime.config import Section, require
 from rookworld.runtime.errors import ConfigError
 from rookworld.tasks.notation import GRID_CP, grid_index, is_mate
 
@@ -55,85 +57,65 @@ _BASE = frozenset({"format", "legal"})
 _LEVELS = (FORMAT_ONLY, 0.4, 0.6, 0.8)  # by the number of content fields that are right
 
 
-@dataclass(frozen=True, kw_only=True)
-class RewardRules:
-    """Weights are relative: a reward is divided by the sum of its task's weights."""
+P_WEIGHTS: Final[dict[str, float]] = {
+    "format": 0.10,  # the answer can be read
+    "legal": 0.06,  # share of the expected number of moves that is listed and legal
+    "best": 0.24,  # quality of B, by the win probability it loses
+    "candidates": 0.05,  # how many of the true best moves are listed, beyond chance
+    "evaluations": 0.07,  # accuracy of the evaluations of the true best moves
+    "whole": 0.48,  # best × evaluations, so that a right B with junk beside it stays cheap
+}
+A_WEIGHTS: Final[Mapping[str, float]] = {
+    "format": 0.08,  # the answer can be read
+    "board": 0.36,  # similarity of the new FEN to the truth, against a copy of the input
+    "flags": 0.04,  # terminated and truncated, half each
+    "reward": 0.03,  # the reward value
+    "whole": 0.49,  # board × (both flags and the reward value right)
+}
+"""Relative weights: a reward is divided by the sum of its task's."""
 
-    shaping: Shaping = "continuous"
-    """How parts become a reward: continuous, graduated, linear or binary."""
-    p_malformed: float = -0.3
-    """Reward of an analysis that cannot be read, in every shaping."""
-    a_malformed: float = -0.3
-    """Reward of an environment answer that cannot be read, in every shaping."""
-    p_format: float = 0.10
-    """P: the answer can be read."""
-    p_legal: float = 0.06
-    """P: share of the expected number of moves that is listed and legal."""
-    p_best: float = 0.24
-    """P: quality of B, by the win probability it loses."""
-    p_candidates: float = 0.05
-    """P: how many of the true best moves are listed, beyond chance."""
-    p_evaluations: float = 0.07
-    """P: accuracy of the evaluations of the true best moves, in win probability."""
-    p_whole: float = 0.48
-    """P: best × evaluations, so that a right B with junk beside it stays cheap."""
-    p_best_scale: float = 0.035
-    """P: win probability lost by B at which `best` has fallen to 1/e (`linear`: halfway to 0)."""
-    a_format: float = 0.08
-    """A: the answer can be read."""
-    a_board: float = 0.36
-    """A: similarity of the new FEN to the truth, measured against a copy of the input."""
-    a_flags: float = 0.04
-    """A: terminated and truncated, half each."""
-    a_reward: float = 0.03
-    """A: the reward value."""
-    a_whole: float = 0.49
-    """A: board × (both flags and the reward value right)."""
+# the worst answer that can be read earns 0: what cannot be must not earn more
+Penalty = Annotated[float, Bounds(-math.inf, 0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardRules(Section):
+    """What an answer is worth."""
+
+    reward_shaping: Shaping = "continuous"
+    """How the parts of an answer become a reward (docs/rewards.md); `graduated` or `binary` where
+    partial credit is exploited."""
+    p_malformed: Penalty = -0.3
+    """Reward of an analysis that cannot be read; lower it when the format is not learnt."""
+    a_malformed: Penalty = -0.3
+    """Reward of an environment answer that cannot be read."""
+    p_weights: tuple[tuple[str, float], ...] = tuple(P_WEIGHTS.items())
+    """Weights of the parts of an analysis, as NAME WEIGHT …, of format, legal, best, candidates,
+    evaluations and whole; parts not named keep theirs. Raise the part that should improve."""
+    p_best_scale: PositiveShare = 0.035
+    """Win probability that the best move may lose until its quality is 1/e; smaller is stricter,
+    for models that already play well."""
 
     def __post_init__(self) -> None:
-        if self.shaping not in get_args(Shaping):
+        super().__post_init__()
+        if self.reward_shaping not in get_args(Shaping):
             known = ", ".join(get_args(Shaping))
-            raise ConfigError(f"reward shaping {self.shaping!r} is unknown; choose one of {known}")
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in ("shaping", "p_best_scale"):
-                continue
-            if not math.isfinite(value):
-                raise ConfigError(f"{field.name} is {value}; give a finite number")
-            if value < 0 and not field.name.endswith("_malformed"):
-                raise ConfigError(f"{field.name} is {value}; a weight is at least 0")
-        if not 0 < self.p_best_scale <= 1:
             raise ConfigError(
-                f"p_best_scale is {self.p_best_scale}; give a win probability above 0, up to 1"
+                f"reward shaping {self.reward_shaping!r} is unknown; choose one of {known}"
             )
-        for task, weights in (("P", self.p_weights), ("A", self.a_weights)):
-            if math.fsum(weights.values()) <= 0:
-                raise ConfigError(
-                    f"the {task} weights sum to 0; give at least one of them a weight"
-                )
+        for name, weight in dict(self.p_weights).items():
+            require(name in P_WEIGHTS, f"--p-weights {name}: not one of {', '.join(P_WEIGHTS)}")
+            check_bounds(f"p_weights {name}", weight, Bounds(0))
+        # written out, so that config.json holds all of them
+        object.__setattr__(self, "p_weights", tuple((P_WEIGHTS | dict(self.p_weights)).items()))
+        require(
+            sum(self.part_weights.values()) > 0, "--p-weights: all are 0; give one of them more"
+        )
 
     @cached_property
-    def p_weights(self) -> dict[str, float]:
-        """Weight of each P part."""
-        return {
-            "format": self.p_format,
-            "legal": self.p_legal,
-            "best": self.p_best,
-            "candidates": self.p_candidates,
-            "evaluations": self.p_evaluations,
-            "whole": self.p_whole,
-        }
-
-    @cached_property
-    def a_weights(self) -> dict[str, float]:
-        """Weight of each A part."""
-        return {
-            "format": self.a_format,
-            "board": self.a_board,
-            "flags": self.a_flags,
-            "reward": self.a_reward,
-            "whole": self.a_whole,
-        }
+    def part_weights(self) -> dict[str, float]:
+        """Weight of each part of an analysis."""
+        return dict(self.p_weights)
 
 
 def win_percent(cp: int) -> float:
@@ -147,7 +129,7 @@ _GRID_WIN = tuple(win_percent(cp) / 100 for cp in GRID_CP)
 
 def move_quality(loss: float, rules: RewardRules) -> float:
     """Worth of a move that loses `loss` of win probability (0 … 1) against the best one."""
-    if rules.shaping == "linear":
+    if rules.reward_shaping == "linear":
         return max(0.0, 1 - loss / (2 * rules.p_best_scale))
     return math.exp(-loss / rules.p_best_scale)
 

@@ -53,9 +53,6 @@ from rookworld.rl.state import (
     EVENTS,
     checkpoint_folder,
     cut_events,
-    guard_settings,
-    kl_settings,
-    reward_rules,
     sampling,
 )
 from rookworld.rl.trainer import KL_AT_START, Evaluate, Hooks, due
@@ -132,10 +129,10 @@ class Session(TrainerCallback):
     def __post_init__(self) -> None:
         settings = self.settings
         self.turns = plan.letters(settings)
-        self.sampling = sampling(settings, self.tokenizer)
-        self.control = KLControl(kl_settings(settings))
+        self.sampling = sampling(settings.sampling, self.tokenizer)
+        self.control = KLControl(settings.kl)
         # nothing is restored here, so where the native loop would restore, this one stops
-        self.guard = Guard(replace(guard_settings(settings), max_recoveries=0))
+        self.guard = Guard(replace(settings.guard, max_recoveries=0))
         self.began = self.mark = time.perf_counter()
         longest = max(self.longest(letter) for letter in set(self.turns))
         if longest > self.twin.config.n_positions:
@@ -155,21 +152,21 @@ class Session(TrainerCallback):
 
     def passes(self) -> int:
         """Into how many equal passes a step is cut to hold at most --micro-tokens tokens each."""
-        rows = self.settings.batch_size * self.settings.k_samples
+        rows = self.settings.batch_size * self.settings.sampling.k_samples
         longest = max(self.longest(letter) for letter in set(self.turns))
         whole = [n for n in range(1, rows + 1) if rows % n == 0]
-        fit = (n for n in whole if rows // n * longest <= self.settings.micro_tokens)
+        fit = (n for n in whole if rows // n * longest <= self.settings.compute.micro_tokens)
         return next(fit, rows)
 
     def rate_factor(self, done: int) -> float:
         """The schedule `done` steps after this process began, times the guard's cuts."""
         step = len(self.turns) - self.trainer.args.max_steps + done
         return self.guard.lr_scale * lr_multiplier(
-            self.settings.lr_schedule,
+            self.settings.optimizer.lr_schedule,
             step,
             self.settings.steps,
-            self.settings.lr_warmup_steps,
-            self.settings.lr_final,
+            self.settings.optimizer.lr_warmup_steps,
+            self.settings.optimizer.lr_final,
         )
 
     # --- before and after ---
@@ -225,7 +222,7 @@ class Session(TrainerCallback):
         tensors: dict[str, Tensor] = {}
         if self.trainer is not None:
             tensors = optimizer_tensors(self.trainer.optimizer, MOMENTS)
-            if self.settings.ref_sync_every:
+            if self.settings.reference.ref_sync_every:
                 named = self.trainer.ref_model.named_parameters()
                 tensors |= {f"{REFERENCE}.{name}": values for name, values in named}
         state = {
@@ -277,8 +274,8 @@ class Session(TrainerCallback):
     ) -> list[float]:
         """The reward function: TRL's samples as groups of ours, judged by our tasks."""
         self.clock("sample")
-        k, rules = self.settings.k_samples, reward_rules(self.settings)
-        progress = ramp(self.step, self.settings.reward_warmup_steps)
+        k, rules = self.settings.sampling.k_samples, self.settings.rewards
+        progress = ramp(self.step, self.settings.rewards.reward_warmup_steps)
         asked = [self.stream[number] for number in place[::k]]
         if self.judge is not None:
             rows = [prompt.row for prompt in asked]
@@ -309,14 +306,14 @@ class Session(TrainerCallback):
         sampled, width = inputs["completion_mask"].bool(), inputs["completion_ids"].shape[1]
 
         def states(one: Any) -> Tensor:
-            with passes_in(self.settings.dtype, self.device):
+            with passes_in(self.settings.compute.dtype, self.device):
                 found = one.transformer(input_ids=ids, attention_mask=mask, use_cache=False)
             hidden: Tensor = found.last_hidden_state[:, -width - 1 : -1][sampled]
             return hidden
 
         drawn = self.sampling[self.turns[self.step]]
         large = self.twin.config.vocab_size >= CHUNK_VOCABULARY
-        with passes_in(self.settings.dtype, self.device):
+        with passes_in(self.settings.compute.dtype, self.device):
             stats = token_stats(
                 states(model),
                 model.lm_head.weight,
@@ -336,7 +333,7 @@ class Session(TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The gradient is known: look at it, clip it, and apply it only if the guard agrees."""
         tally, parameters = self.tally, list(self.trainer.model.parameters())
-        tally.norm = float(nn.utils.clip_grad_norm_(parameters, self.settings.clip_norm))
+        tally.norm = float(nn.utils.clip_grad_norm_(parameters, self.settings.optimizer.clip_norm))
         tally.rate = float(self.trainer.optimizer.param_groups[0]["lr"])
         kl = tally.mean(tally.kl)
         if self.step == 0 and not kl <= KL_AT_START:
@@ -367,13 +364,13 @@ class Session(TrainerCallback):
         metrics = self.metrics()
         self.control.observe(self.step, kl)
         self.step += 1
-        if settings.ref_sync_every and self.step % settings.ref_sync_every == 0:
+        if settings.reference.ref_sync_every and self.step % settings.reference.ref_sync_every == 0:
             self.trainer.ref_model.load_state_dict(self.trainer.model.state_dict())
         self.report(metrics)
         assert self.ruling is not None
         self.obey(self.ruling)
         stopping = self.asked_to_stop()
-        evaluating = due(self.step, settings.eval_every, settings.steps)
+        evaluating = due(self.step, settings.evaluation.eval_every, settings.steps)
         saving = stopping or due(self.step, settings.save_every, settings.steps)
         if evaluating or saving:
             exchange(self.twin, self.trainer.model, back=True)
@@ -393,7 +390,7 @@ class Session(TrainerCallback):
             len(self.groups),
         )
         kl_loss, entropy = tally.mean(tally.kl_loss), tally.mean(tally.entropy)
-        bonus = self.settings.entropy_coef * entropy
+        bonus = self.settings.loss.entropy_coef * entropy
         return {
             **reward_metrics(collected),
             "kl/exact": tally.mean(tally.kl),

@@ -17,17 +17,18 @@ from rookworld.data.sources import load_positions
 from rookworld.data.splits import seen_positions
 from rookworld.evaluation.evaluate import HeldOut
 from rookworld.rl.settings import TrainSettings
+from rookworld.runtime.config import value_of
 from rookworld.runtime.errors import ConfigError, DataError
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
 
 INSTALL = 'pip install "rookworld[trl]"'
 FIXED = (
     *("trained", "optimizer"),
-    *("updates_per_rollout", "tv_delta", "baseline_type", "advantage_std_floor", "reward_norm"),
-    *("gae", "gamma", "gae_lambda", "value_coef", "kl_collect_cap", "ref_reset_kl", "ref_device"),
-    *("recovery_lr_factor", "max_recoveries", "recompute", "compile", "shard", "score_workers"),
-    *("graphs", "agreement_coef", "agreement_data", "agreement_prompts", "agreement_lists"),
-    *("agreement_power", "agreement_first", "agreement_first_power", "agreement_schedule"),
+    *("updates_per_rollout", "baseline_type", "advantage_std_floor", "reward_norm"),
+    *("gae", "gamma", "gae_lambda", "kl_collect_cap", "ref_reset_kl", "ref_device"),
+    *("recovery_lr_factor", "max_recoveries", "recompute", "shard", "score_workers"),
+    *("graphs", "distill_coef", "distill_data", "distill_prompts"),
+    *("distill_first", "distill_first_power", "distill_schedule"),
 )
 """Settings that GRPOTrainer has nothing for; they must keep their defaults."""
 KL_TYPES = ("forward", "k3")
@@ -73,23 +74,22 @@ def letters(settings: TrainSettings) -> str:
 def check_flags(settings: TrainSettings) -> None:
     """Refuse, by name, what TRL would ignore."""
     default = TrainSettings()
-    refused = [name for name in FIXED if getattr(settings, name) != getattr(default, name)]
-    if settings.kl_type not in KL_TYPES:
+    refused = [name for name in FIXED if value_of(settings, name) != value_of(default, name)]
+    if settings.kl.kl_type not in KL_TYPES:
         refused.append("kl_type")
-    if settings.credit in ("outlook", "choices"):  # `fields`, the default, is nobody's wish
+    # `fields`, the default, is nobody's wish
+    if settings.advantages.credit in ("outlook", "choices"):
         refused.append("credit")
-    if settings.loss == "tv":
-        refused.append("loss")
-    if settings.flat_tries > default.flat_tries:
+    if settings.sampling.flat_tries > default.sampling.flat_tries:
         refused.append("flat_tries")
     # log-probabilities are computed at the one temperature that the trainer was built with
     for name in ("p_temperature", "a_temperature"):
-        if getattr(settings, name) not in (None, settings.temperature):
+        if value_of(settings, name) not in (None, settings.sampling.temperature):
             refused.append(name)
-    if settings.device not in ("auto", "cpu", "cuda"):
+    if settings.compute.device not in ("auto", "cpu", "cuda"):
         refused.append("device")
     if refused:
-        flags = ", ".join(as_flag(name, getattr(settings, name)) for name in refused)
+        flags = ", ".join(as_flag(name, value_of(settings, name)) for name in refused)
         raise ConfigError(
             f"--backend trl cannot honour {flags}: leave it out or use --backend native "
             "(docs/trl.md says why)"
@@ -137,15 +137,15 @@ def trained_on(
     settings: TrainSettings, rows: Sequence[PolicyRow | EnvironmentRow], held: HeldOut
 ) -> str | None:
     """What is wrong with held-out rows if positions of theirs are trained on, None if none is."""
-    trained = chain((row.fen for row in rows), load_positions(settings.agreement_data))
+    trained = chain((row.fen for row in rows), load_positions(settings.distill.distill_data))
     asked = chain((row.fen for row in held.policy), (row.fen for row in held.environment))
     shared, tested = seen_positions(trained, asked)
     if not shared:
         return None
-    sources = " ".join((*settings.data, *settings.agreement_data))
+    sources = " ".join((*settings.data, *settings.distill.distill_data))
     return (
-        f"{shared} of {tested} positions of --held-out {settings.held_out} are also in the data, "
-        f"{sources}: what is trained on measures nothing"
+        f"{shared} of {tested} positions of --held-out {settings.evaluation.held_out} are also "
+        f"in the data, {sources}: what is trained on measures nothing"
     )
 
 
@@ -165,6 +165,5 @@ def plan(
         f"rows: {counts['P']:,} P, {counts['A']:,} A; held out: {len(held.policy):,} P, "
         f"{len(held.environment):,} A, no position in common",
         f"phases: {', '.join(shown)} ({of_steps['P']} P and {of_steps['A']} A steps)",
-        f"plan: {settings.steps} steps of {settings.batch_size} prompts × {settings.k_samples} "
-        f"answers, evaluation every {settings.eval_every}, checkpoint every {settings.save_every}",
+        settings.outline(),
     ]

@@ -96,7 +96,7 @@ def one_device(settings: TrainSettings) -> torch.device:
     """The device of this process, which must be alone."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("--backend trl runs in one process; use --backend native with torchrun")
-    device = torch.device(distributed.pick_device(settings.device))
+    device = torch.device(distributed.pick_device(settings.compute.device))
     if device.type == "cuda" and torch.cuda.device_count() > 1:
         raise ConfigError(
             f"--backend trl sees {torch.cuda.device_count()} GPUs and takes one: set "
@@ -140,10 +140,10 @@ class PhaseTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.optimizer is None:
             self.optimizer = torch.optim.AdamW(
                 self.model.parameters(),
-                lr=settings.lr,
+                lr=settings.optimizer.lr,
                 betas=(0.9, 0.95),
-                eps=settings.adam_eps,
-                weight_decay=settings.weight_decay,
+                eps=settings.optimizer.adam_eps,
+                weight_decay=settings.optimizer.weight_decay,
                 fused=self.session.device.type == "cuda",
             )
             restore_optimizer(self.optimizer, self.moments, MOMENTS)
@@ -159,7 +159,7 @@ class PhaseTrainer(GRPOTrainer):  # type: ignore[misc]
         return self.lr_scheduler
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **options: Any) -> Any:
-        clip = self.session.settings.advantage_clip
+        clip = self.session.settings.advantages.advantage_clip
         if clip > 0:
             inputs = {**inputs, "advantages": inputs["advantages"].clamp(-clip, clip)}
         loss = super().compute_loss(model, inputs, *args, **options)
@@ -206,29 +206,29 @@ def new_trainer(folder: Path, session: Session, checkpoint: Checkpoint | None) -
 def trainer_config(session: Session) -> Any:
     """Our settings in TRL's words."""
     settings = session.settings
-    bf16 = arithmetic(settings.dtype, session.device) == "bfloat16"
-    loss, level = LOSSES[settings.loss]
-    rows = settings.batch_size * settings.k_samples
+    bf16 = arithmetic(settings.compute.dtype, session.device) == "bfloat16"
+    loss, level = LOSSES[settings.loss.loss]
+    rows = settings.batch_size * settings.sampling.k_samples
     drawn = session.sampling[session.turns[session.step]]
     return GRPOConfig(
         output_dir=str(session.run.folder),
         max_steps=settings.steps - session.step,
         per_device_train_batch_size=rows // session.passes(),
         gradient_accumulation_steps=session.passes(),
-        num_generations=settings.k_samples,
+        num_generations=settings.sampling.k_samples,
         max_completion_length=drawn.max_new_tokens,
         temperature=drawn.temperature,
         top_p=drawn.top_p,
-        top_k=settings.top_k,
+        top_k=settings.sampling.top_k,
         # any positive number: with 0 there would be no reference; the callback sets the real one
         beta=1.0,
-        use_bias_correction_kl=settings.kl_type == "forward",
+        use_bias_correction_kl=settings.kl.kl_type == "forward",
         loss_type=loss,
         importance_sampling_level=level,
-        epsilon=settings.clip_range,
-        epsilon_high=settings.clip_high + (loss == "cispo"),
-        scale_rewards=settings.advantage_scale,
-        entropy_coef=settings.entropy_coef,
+        epsilon=settings.loss.clip_range,
+        epsilon_high=settings.loss.clip_high + (loss == "cispo"),
+        scale_rewards=settings.advantages.advantage_scale,
+        entropy_coef=settings.loss.entropy_coef,
         disable_dropout=True,
         shuffle_dataset=False,
         gradient_checkpointing=False,
@@ -237,7 +237,7 @@ def trainer_config(session: Session) -> Any:
         dataloader_pin_memory=session.device.type == "cuda",
         # the callback clips, having shown the norm to the guard
         max_grad_norm=0.0,
-        learning_rate=settings.lr,
+        learning_rate=settings.optimizer.lr,
         logging_steps=1,
         save_strategy="no",
         report_to="none",

@@ -1,0 +1,62 @@
+"""Numbers with bounds, as types: a setting `steps: Count` is refused below 1, by its flag."""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import dataclass
+from math import inf
+from typing import Annotated, Any
+
+from rookworld.runtime.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Where a number may lie: never at infinity, and NaN lies nowhere."""
+
+    lowest: float
+    highest: float = inf
+    lowest_allowed: bool = True
+    said: str = ""
+    """What is allowed, where there is more to say than the numbers."""
+
+    def hold(self, value: float) -> bool:
+        inside = self.lowest <= value <= self.highest and -inf < value < inf
+        return inside and (self.lowest_allowed or value != self.lowest)
+
+    def allowed(self) -> str:
+        if self.said:
+            return self.said
+        if self.lowest == -inf:
+            return f"give {self.highest} or less"
+        if not self.lowest_allowed:
+            end = "" if self.highest == inf else f" and at most {self.highest}"
+            return f"give more than {self.lowest}{end}"
+        return f"give {self.lowest} " + ("or more" if self.highest == inf else f"to {self.highest}")
+
+
+Count = Annotated[int, Bounds(1, said="must be positive")]
+Whole = Annotated[int, Bounds(0)]
+Seed = Annotated[int, Bounds(0, 2**64 - 1)]  # what torch takes
+FromZero = Annotated[float, Bounds(0)]
+Positive = Annotated[float, Bounds(0, lowest_allowed=False)]
+Share = Annotated[float, Bounds(0, 1)]
+PositiveShare = Annotated[float, Bounds(0, 1, lowest_allowed=False)]
+
+
+def bounds_of(hint: Any) -> Bounds | None:
+    """The bounds in a type, also in one of the types that `A | None` allows."""
+    if typing.get_origin(hint) is Annotated:
+        return next((one for one in hint.__metadata__ if isinstance(one, Bounds)), None)
+    return next(filter(None, map(bounds_of, typing.get_args(hint))), None)
+
+
+def check_bounds(name: str, value: Any, bounds: Bounds) -> None:
+    """Refuse a number, or one of several, beyond its bounds; None is a number not given."""
+    if value is None:
+        return
+    for number in value if isinstance(value, tuple) else (value,):
+        finite = -inf < number < inf  # isfinite() cannot take every int
+        if not bounds.hold(number):
+            allowed = bounds.allowed() if finite else "give a finite number"
+            raise ConfigError(f"--{name.replace('_', '-')} {number}: {allowed}")
