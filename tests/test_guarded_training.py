@@ -14,6 +14,7 @@ import torch
 
 import child_process
 from fake_engine import install_fake
+from label_judge import LabelJudge
 from rookworld.evaluation.evaluate import Evaluation
 from rookworld.model import checkpoint
 from rookworld.model.checkpoint import fault_of, saved_checkpoints
@@ -23,7 +24,6 @@ from rookworld.model.weights import load_model
 from rookworld.rl.trainer import Hooks, train
 from rookworld.runtime.errors import Diverged, EngineError, RookworldError
 from rookworld.runtime.run_folder import read_lines
-from rookworld.tasks.judge import LabelsJudge
 from rookworld.tasks.task import PolicyRow
 from tiny_training import (
     evaluation,
@@ -294,13 +294,13 @@ def test_a_disk_that_is_really_full_is_one_line_and_exit_2(
     assert_whole(run, 4)
 
 
-class MortalJudge(LabelsJudge):
+class MortalJudge(LabelJudge):
     """Dies after so many batches."""
 
     def __init__(self, batches: int) -> None:
         self.left = batches
 
-    def prefetch(self, rows: Sequence[PolicyRow]) -> None:
+    def prefetch(self, rows: Sequence[PolicyRow], *, every_move: bool = False) -> None:
         self.left -= 1
         if self.left < 0:
             raise EngineError("the engine died 3 times in a row")

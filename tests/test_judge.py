@@ -17,8 +17,8 @@ from fake_engine import install_fake
 from rookworld.runtime.errors import DataError, EngineError
 from rookworld.tasks.engine import Line, Query, find_engine
 from rookworld.tasks.engine_cache import EngineCache, default_cache_path
-from rookworld.tasks.judge import LabelsJudge, StockfishJudge
-from rookworld.tasks.task import Judge, PolicyRow
+from rookworld.tasks.judge import StockfishJudge
+from rookworld.tasks.task import PolicyRow, legal_moves
 
 START = chess.STARTING_FEN
 MIDDLE = "r1bqkbnr/pppp1ppp/2n5/4p3/2B1P3/5N2/PPPP1PPP/RNBQK2R b KQkq - 3 3"
@@ -40,15 +40,6 @@ def unlabelled(fen: str) -> PolicyRow:
 def start_rows(count: int) -> list[PolicyRow]:
     """Rows the fake engine can play: the start position with other move counters."""
     return [unlabelled(f"{START[:-1]}{number}") for number in range(1, count + 1)]
-
-
-def test_labels_are_taken_as_they_came() -> None:
-    row, judge = PolicyRow(START, ("e2e4", "d2d4"), (30, 25)), LabelsJudge()
-    judges: list[Judge] = [judge]
-    judges[0].prefetch([row])
-    assert judge.analyse(row).moves == row.moves and judge.analyse(row).cp == row.cp
-    assert judge.move_cp(row, "d2d4") == 25
-    assert judge.move_cp(row, "a2a3") is None
 
 
 def test_the_engine_judges_what_labels_do_not_know(make_fake: MakeFake) -> None:
@@ -77,6 +68,19 @@ def test_a_position_is_searched_once_however_it_is_spelled(make_fake: MakeFake) 
             judge.analyse(unlabelled(START.replace(" 0 1", " 1 1")))
         with pytest.raises(DataError):
             judge.analyse(unlabelled(after_push + "\nquit"))
+
+
+def test_every_move_can_be_searched_ahead(make_fake: MakeFake, tmp_path: Path) -> None:
+    engine, row = make_fake(), start_rows(1)[0]
+    cache = tmp_path / "cache.sqlite"
+    with StockfishJudge(engine, nodes=100, processes=2, cache=cache) as judge:
+        judge.prefetch([row], every_move=True)
+        expected = {move: judge.move_cp(row, move) for move in legal_moves(row.fen)}
+    install_fake(engine.parent, "die", faults=99)
+    with StockfishJudge(engine, nodes=100, cache=cache) as judge:
+        assert {move: judge.move_cp(row, move) for move in legal_moves(row.fen)} == expected
+        assert len(expected) == 20 and None not in expected.values()
+        assert judge.starts == 0
 
 
 def test_a_cache_hit_starts_no_engine(make_fake: MakeFake, tmp_path: Path) -> None:

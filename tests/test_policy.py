@@ -308,7 +308,7 @@ class FixedJudge:
     def move_cp(self, row: PolicyRow, move: str) -> int | None:
         return self.outside.get(move)
 
-    def prefetch(self, rows: Sequence[PolicyRow]) -> None:
+    def prefetch(self, rows: Sequence[PolicyRow], *, every_move: bool = False) -> None:
         return None
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from label_judge import LabelJudge
 from rookworld.model.sampling.sampler import Sampling
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.rollout import collector
 from rookworld.rollout.collector import Collector, Prompts
 from rookworld.rollout.types import Group
-from rookworld.tasks.judge import LabelsJudge
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.prefix_value import choices
 from rookworld.tasks.reward import RewardRules
@@ -67,7 +67,7 @@ def test_choices_are_scored_by_the_rules_the_ramp_and_the_judge_of_the_rest(pool
     assert pool.begin(without.all, asked)() == without.all(asked)
 
 
-class MildJudge(LabelsJudge):
+class MildJudge(LabelJudge):
     """To whom all labelled moves are alike."""
 
     def analyse(self, row: PolicyRow) -> Analysis:

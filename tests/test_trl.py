@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from label_judge import LabelJudge
 from rookworld.cli.door import main
 from rookworld.cli.train import read_settings
 from rookworld.evaluation.evaluate import HeldOut
@@ -30,7 +31,6 @@ from rookworld.runtime.errors import ConfigError, DataError, Diverged, Rookworld
 from rookworld.runtime.processes import Interrupted
 from rookworld.runtime.run_folder import read_json, read_lines
 from rookworld.tasks.environment import ENVIRONMENT
-from rookworld.tasks.judge import LabelsJudge
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.reward import RewardRules
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
@@ -97,7 +97,7 @@ def test_an_answer_without_its_end_is_malformed_where_the_end_is_known() -> None
     cut = reward_function("P", rules, end=0)
     assert cut([""], [gold(row[0])], **columns) == [-0.7]
     assert cut([""], [gold(row[0])], **(columns | {"completion_ids": [[5, 0]]})) == [1.0]
-    assert reward_function("P", judge=LabelsJudge())([""], [gold(row[0])], **columns) == [1.0]
+    assert reward_function("P", judge=LabelJudge())([""], [gold(row[0])], **columns) == [1.0]
     assert cut.__name__ == "policy_reward"
 
 

@@ -53,6 +53,7 @@ def collect_groups(
         judge,
         by_field=settings.advantages.credit != "answer" and not settings.advantages.gae,
         by_choice=settings.advantages.credit == "choices" and not settings.advantages.gae,
+        usual=state.usual.now,
         tape=tape,
         dtype=matrices_in(settings.compute.dtype, state.learner.whole.device),
         workers=scorers,

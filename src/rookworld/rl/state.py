@@ -54,6 +54,7 @@ from rookworld.runtime.atomic_files import write_json, write_text
 from rookworld.runtime.config import resolved
 from rookworld.runtime.errors import ConfigError, RookworldError
 from rookworld.runtime.run_folder import Run, read_lines
+from rookworld.tasks.prefix_value import RunningUsual
 from rookworld.tasks.reward import RunningNorm
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
 
@@ -77,6 +78,8 @@ class State:
     guard: Guard
     running: RunningMeans = field(default_factory=RunningMeans)
     norm: RunningNorm = field(default_factory=RunningNorm)
+    usual: RunningUsual = field(default_factory=RunningUsual)
+    """How good analyses have been lately, with credit by field."""
     step: int = 0
     best: float | None = None
     """Best held-out reward so far."""
@@ -94,6 +97,7 @@ class State:
             "guard": self.guard.state_dict(),
             "running": self.running.state_dict(),
             "norm": self.norm.state_dict(),
+            "usual": self.usual.state_dict(),
             "best": self.best,
             "kl_high": self.kl_high,
         }
@@ -104,6 +108,7 @@ class State:
         self.control.load_state_dict(state["control"])
         self.running.load_state_dict(state["running"])
         self.norm.load_state_dict(state["norm"])
+        self.usual.load_state_dict(state.get("usual", {}))  # runs of earlier versions have none
         self.kl_high = int(state["kl_high"])
         if not recovering:
             self.best = state["best"]

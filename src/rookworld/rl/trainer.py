@@ -171,6 +171,7 @@ def learn(
         if refused(rulings[-1]):
             break
     state.learner.refresh()
+    state.usual.update(collected.tally)
     state.control.observe(state.step, found.kl)
     if not refused(rulings[-1]):
         follow_reference(state, found.kl, settings)

@@ -28,6 +28,7 @@ from rookworld.runtime import distributed
 from rookworld.runtime.errors import DataError
 from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.policy import POLICY
+from rookworld.tasks.prefix_value import NEUTRAL, NOTHING_LISTED, Tally, Usual
 from rookworld.tasks.reward import RewardRules
 from rookworld.tasks.scorer import Question, Scorer, Scores, Workers
 from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow
@@ -110,6 +111,8 @@ class Collector:
     """Also work out what each answer was worth while it was written."""
     by_choice: bool = False
     """And what every move was worth that could have been listed."""
+    usual: Usual = NEUTRAL
+    """Which quality the rest of an answer is taken to be of."""
     tape: Tape | None = None
     """Where the sampler's products are kept."""
     dtype: torch.dtype | None = None
@@ -129,7 +132,7 @@ class Collector:
         if not prompts:
             self.idle()
             return []
-        scorer = Scorer(self.rules, progress, self.by_field, self.judge, self.by_choice)
+        scorer = Scorer(self.rules, progress, self.by_field, self.judge, self.by_choice, self.usual)
         order = sorted(range(len(prompts)), key=lambda place: len(prompts[place].ids))
         most = len(order) if self.workers is None else max(1, ROWS_AT_ONCE // self.k)
         begun = []
@@ -201,12 +204,13 @@ class Collector:
             here = partial(scorer.all, questions)
             return here if self.workers is None else self.workers.begin(scorer.all, questions)
 
-        def asked() -> list[Scores]:
+        def score() -> list[Scores]:
             # an engine cannot be handed to another process
-            judge.prefetch([q.row for q in questions if isinstance(q.row, PolicyRow)])
+            asked = [q.row for q in questions if isinstance(q.row, PolicyRow)]
+            judge.prefetch(asked, every_move=self.by_choice)
             return scorer.all(questions)
 
-        return asked
+        return score
 
     def judged(
         self,
@@ -231,6 +235,7 @@ class Collector:
                 found.verdicts,
                 promise,
                 alternatives(one, found.choices, self.tokenizer) if found.choices else None,
+                found.tally,
             )
             for one, question, found, promise in zip(
                 answers, questions, scores, promises, strict=True
@@ -249,6 +254,8 @@ class Collected:
     """Groups with a reward that is not a finite number: never trained on."""
     seen: int
     """Groups sampled in all."""
+    tally: Tally = NOTHING_LISTED
+    """What all ranks' analyses listed, replaced ones included; with credit by field."""
 
 
 def collect(
@@ -269,6 +276,7 @@ def collect(
     """
     kept: list[Group] = []
     missing, flat, invalid, seen = count, 0, 0, 0
+    listed = NOTHING_LISTED
     for attempt in range(flat_tries + 1):
         drawn = prompts.take(missing)
         share = distributed.share(len(drawn))
@@ -280,6 +288,8 @@ def collect(
             flags[share] = found.float()
         distributed.sum_over_ranks(flags)
         last = attempt == flat_tries
+        for group in groups:
+            listed = listed.plus(group.tally)
         for group, (is_flat, is_invalid) in zip(groups, flags[share].tolist(), strict=True):
             if not is_invalid and (last or not is_flat):
                 kept.append(group)
@@ -289,4 +299,7 @@ def collect(
         missing = int(flags.amax(1).sum())
         if missing == 0:
             break
-    return Collected(kept, flat, invalid, seen)
+    total = torch.tensor(listed, dtype=torch.float64)
+    if collector.by_field:
+        distributed.sum_over_ranks(total)
+    return Collected(kept, flat, invalid, seen, Tally(*total.tolist()))

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rookworld.tasks.prefix_value import NOTHING_LISTED, Tally
 from rookworld.tasks.task import EnvironmentRow, PolicyRow, Verdict
 
 LETTERS = ("P", "A")
@@ -78,6 +79,8 @@ class Group:
     """With credit by field: what each answer was worth while it was written."""
     alternatives: Alternatives | None = None
     """With credit by choice: what else could have been listed."""
+    tally: Tally = NOTHING_LISTED
+    """With credit by field: what its analyses listed."""
 
     @property
     def rewards(self) -> list[float]:

@@ -24,21 +24,6 @@ MULTIPV = 5
 HASH_MB = 16
 
 
-class LabelsJudge:
-    """The truth that came with the row; it knows nothing of moves outside its five."""
-
-    def analyse(self, row: PolicyRow) -> Analysis:
-        """The row's own moves and evaluations."""
-        return Analysis(row.moves, row.cp)
-
-    def move_cp(self, row: PolicyRow, move: str) -> int | None:
-        """The labelled evaluation, None outside the labels."""
-        return _lookup(row.moves, row.cp, move)
-
-    def prefetch(self, rows: Sequence[PolicyRow]) -> None:
-        """Nothing to warm up."""
-
-
 class StockfishJudge:
     """An engine's view of a row's position; the row's labels are not looked at.
 
@@ -99,14 +84,24 @@ class StockfishJudge:
         fen = _engine_fen(row.fen)
         if known is not None or move not in legal_moves(fen):
             return known
-        return self._lines(Query(fen, self.nodes, 1, (move,)))[0].cp
+        return self._lines(self._of_move(row, move))[0].cp
 
-    def prefetch(self, rows: Sequence[PolicyRow]) -> None:
+    def prefetch(self, rows: Sequence[PolicyRow], *, every_move: bool = False) -> None:
         """Search what the cache lacks of these rows, on all processes."""
         self._pool.spread(self._lines, dict.fromkeys(self._query(row) for row in rows))
+        if every_move:
+            others = (self._of_move(row, move) for row in rows for move in self._outside(row))
+            self._pool.spread(self._lines, dict.fromkeys(others))
+
+    def _outside(self, row: PolicyRow) -> list[str]:
+        """Legal moves that are not among the best."""
+        return sorted(legal_moves(_engine_fen(row.fen)) - set(self.analyse(row).moves))
 
     def _query(self, row: PolicyRow) -> Query:
         return Query(_engine_fen(row.fen), self.nodes, self.multipv)
+
+    def _of_move(self, row: PolicyRow, move: str) -> Query:
+        return Query(_engine_fen(row.fen), self.nodes, 1, (move,))
 
     def _lines(self, query: Query) -> list[Line]:
         lines = self._cache.get(self.version, query)

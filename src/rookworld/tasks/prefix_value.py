@@ -2,25 +2,24 @@
 
 A token cannot change what stands before it, so it should not be paid for it: the second move is
 judged by what it adds to the first, an evaluation by what it adds to the moves. What is to come is
-taken to be of a usual quality. As a baseline (`fields`) the guess changes the noise and never the
-aim; paid out in its place (`outlook`) it takes the noise of what is to come away as well, and the
-aim is as good as the guess.
+taken to be of the quality that the run's answers have been of. As a baseline (`fields`) the guess
+changes the noise and never the aim; paid out in its place (`outlook`) it takes the noise of what is
+to come away as well, and the aim is as good as the guess.
 
 Where a move is listed the truth knows even more: what every other move would have promised
 (`choices`).
 
 The law: an outlook depends on nothing behind the place from which it holds, and the worth of a
-choice is the outlook that naming it would have given. An engine is not asked about first moves
-without a label, as there are too many. Left out on purpose: single squares of a board, which are
-worth something only together; choices of evaluations; words that are no move, which are taken for
-illegal ones.
+choice is the outlook that naming it would have given. Left out on purpose: single squares of a
+board, which are worth something only together; choices of evaluations; words that are no move,
+which are taken for illegal ones.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import takewhile
 from typing import NamedTuple
@@ -34,12 +33,72 @@ from rookworld.tasks.task import (
     EnvironmentRow,
     Judge,
     PolicyRow,
+    Verdict,
     legal_moves,
     strip_end,
 )
 
-USUAL_HITS, USUAL_ACCURACY = 0.55, 0.6
-"""How often a listed move is a true one; accuracy of an evaluation."""
+
+class Usual(NamedTuple):
+    """Of which quality the rest of an answer is taken to be."""
+
+    hits: float = 0.5
+    """How often a listed move is a true one."""
+    accuracy: float = 0.5
+    """Accuracy of the evaluation of a true move."""
+
+
+NEUTRAL = Usual()
+
+
+class Tally(NamedTuple):
+    """What analyses listed whose content was paid; adds up over answers, positions and ranks."""
+
+    moves: float = 0.0
+    """Places for true moves."""
+    hits: float = 0.0
+    """True moves in them."""
+    accuracy: float = 0.0
+    """Sum of the accuracies of their evaluations."""
+
+    def plus(self, other: Tally) -> Tally:
+        return Tally(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+NOTHING_LISTED = Tally()
+
+
+def tally(row: PolicyRow, text: str, verdict: Verdict, truth: Analysis) -> Tally:
+    """What one answer lists; nothing where its content was not paid or listing shows nothing."""
+    said, count = POLICY.parse(text), len(truth.moves)
+    paid = verdict.parts["legal"] == 1.0 and said.best in said.moves
+    if not paid or len(said.moves) >= len(legal_moves(row.fen)):
+        return NOTHING_LISTED
+    hits = sum(move in truth.moves for move in said.moves)
+    return Tally(min(len(said.moves), count), hits, verdict.parts["evaluations"] * count)
+
+
+class RunningUsual:
+    """The usual quality of a run's answers: moving means over steps, neutral at the start."""
+
+    def __init__(self, momentum: float = 0.9) -> None:
+        self.momentum = momentum
+        self.now = NEUTRAL
+
+    def update(self, found: Tally) -> None:
+        """Take in what a step's answers (of all ranks) listed."""
+        hits, accuracy = self.now
+        if found.moves:
+            hits += (1 - self.momentum) * (found.hits / found.moves - hits)
+        if found.hits:
+            accuracy += (1 - self.momentum) * (found.accuracy / found.hits - accuracy)
+        self.now = Usual(hits, accuracy)
+
+    def state_dict(self) -> dict[str, float]:
+        return self.now._asdict()
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        self.now = Usual(**state)
 
 
 class Outlook(NamedTuple):
@@ -65,6 +124,7 @@ def outlooks(
     rules: RewardRules,
     judge: Judge | None = None,
     progress: float = 1.0,
+    usual: Usual = NEUTRAL,
 ) -> tuple[Outlook, ...]:
     """The outlooks of a completion, in the order of the places from which they hold."""
     if isinstance(row, EnvironmentRow):
@@ -72,7 +132,7 @@ def outlooks(
     moves, echoed, tidy = _listed(text)
     if not moves:
         return ()
-    promise = _Promise(row, rules, POLICY.truth(row, judge), judge, progress)
+    promise = _Promise(row, rules, POLICY.truth(row, judge), judge, progress, usual)
     begun = [
         Outlook(n, " ", n + 1 + echoed, promise.with_moves(moves[:n]))
         for n in range(1, min(len(moves), MOST_MOVES, tidy + 1))
@@ -102,10 +162,11 @@ def choices(
     rules: RewardRules,
     judge: Judge | None = None,
     progress: float = 1.0,
+    usual: Usual = NEUTRAL,
 ) -> tuple[Choices, ...]:
     """The choices that each completion made when it listed its moves."""
     legal = sorted(legal_moves(row.fen))
-    promise = _Promise(row, rules, POLICY.truth(row, judge), judge, progress)
+    promise = _Promise(row, rules, POLICY.truth(row, judge), judge, progress, usual)
     of_each = cache(partial(promise.of_each, legal))  # answers to one prompt begin alike
     found = []
     for text in texts:
@@ -143,23 +204,28 @@ class _Promise:
     truth: Analysis
     judge: Judge | None
     progress: float
+    usual: Usual
 
     def of_each(self, legal: Sequence[str], named: tuple[str, ...]) -> list[float]:
         """Worth of each legal move behind these, and of ending the list, above an illegal one's."""
         malformed = self.rules.p_malformed
         full = len(named) == MOST_MOVES
         illegal = malformed if full else self.gated(1 / min(MOST_MOVES, len(legal)))
-        # first moves without a label are too many to ask an engine about them
-        knows = self if named else replace(self, judge=None)
         table = dict.fromkeys(legal, malformed)
         if not full:
             fresh = [move for move in legal if move not in named]
             hits = [move for move in fresh if move in self.truth.moves]
             misses = [move for move in fresh if move not in self.truth.moves]
-            for alike in [misses, hits] if named else [misses, *([hit] for hit in hits)]:
-                # misses are worth the same, and so are hits behind the first move
-                if alike:
-                    table |= dict.fromkeys(alike, knows.with_moves((*named, alike[0])))
+            # behind the first move all hits are worth the same, and so are all misses; a first one
+            # may be B, and a miss is then worth what a judge says, if there is one
+            if named:
+                together = [hits, misses]
+            elif self.judge is None:
+                together = [*([hit] for hit in hits), misses]
+            else:
+                together = [[move] for move in fresh]
+            for alike in filter(None, together):
+                table |= dict.fromkeys(alike, self.with_moves((*named, alike[0])))
         ended = self.with_moves(named, listed=True) if named else malformed
         return [table[move] - illegal for move in legal] + [ended - illegal]
 
@@ -177,8 +243,8 @@ class _Promise:
         best = move_quality(loss, self.rules) if loss is not None else 0.0
         length = len(moves) if listed else most
         found = sum(move in true for move in moves)
-        hits = found + USUAL_HITS * min(length - len(moves), len(true) - found)
-        accuracy = USUAL_ACCURACY * hits / len(true)
+        hits = found + self.usual.hits * min(length - len(moves), len(true) - found)
+        accuracy = self.usual.accuracy * hits / len(true)
         content = content_parts(best, accuracy, hits, length, len(true), len(legal))
         return self.combined(legal=1.0, **content)
 

@@ -18,7 +18,17 @@ from typing import TypeVar
 from rookworld.runtime.processes import interrupts_held, outlive_interrupts
 from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.policy import POLICY
-from rookworld.tasks.prefix_value import Choices, Outlook, choices, outlooks
+from rookworld.tasks.prefix_value import (
+    NEUTRAL,
+    NOTHING_LISTED,
+    Choices,
+    Outlook,
+    Tally,
+    Usual,
+    choices,
+    outlooks,
+    tally,
+)
 from rookworld.tasks.reward import RewardRules
 from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow, Verdict
 
@@ -47,6 +57,8 @@ class Scores:
     outlooks: tuple[tuple[Outlook, ...], ...]
     choices: tuple[Choices, ...] = ()
     """Of an analysis alone."""
+    tally: Tally = NOTHING_LISTED
+    """Of analyses alone, with their outlooks."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,8 @@ class Scorer:
     by_field: bool = False
     judge: Judge | None = None
     by_choice: bool = False
+    usual: Usual = NEUTRAL
+    """What the rest of an answer is taken to be like."""
 
     def scores(self, question: Question) -> Scores:
         row = question.row
@@ -66,13 +80,21 @@ class Scorer:
             for text, done in zip(question.texts, question.finished, strict=True)
         ]
         promised = [
-            outlooks(row, text, self.rules, self.judge, self.progress) if self.by_field else ()
+            outlooks(row, text, self.rules, self.judge, self.progress, self.usual)
+            if self.by_field
+            else ()
             for text in question.texts
         ]
-        if not (self.by_choice and isinstance(row, PolicyRow)):
+        if not (self.by_field and isinstance(row, PolicyRow)):
             return Scores(tuple(verdicts), tuple(promised))
-        chosen = choices(row, question.texts, self.rules, self.judge, self.progress)
-        return Scores(tuple(verdicts), tuple(promised), chosen)
+        truth, found = POLICY.truth(row, self.judge), NOTHING_LISTED
+        for text, verdict in zip(question.texts, verdicts, strict=True):
+            found = found.plus(tally(row, text, verdict, truth))
+        chosen: tuple[Choices, ...] = ()
+        if self.by_choice:
+            known = (self.rules, self.judge, self.progress, self.usual)
+            chosen = choices(row, question.texts, *known)
+        return Scores(tuple(verdicts), tuple(promised), chosen, found)
 
     def all(self, questions: Sequence[Question]) -> list[Scores]:
         return [self.scores(question) for question in questions]

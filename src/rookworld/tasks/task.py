@@ -79,8 +79,8 @@ class Judge(Protocol):
         """Evaluation of a legal move outside the analysed five; None if nobody knows."""
         ...
 
-    def prefetch(self, rows: Sequence[PolicyRow]) -> None:
-        """Warm up for these rows, in parallel where that helps."""
+    def prefetch(self, rows: Sequence[PolicyRow], *, every_move: bool = False) -> None:
+        """Warm up for these rows (`every_move`: for each legal move), in parallel if that helps."""
         ...
 
 
