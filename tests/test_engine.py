@@ -23,11 +23,11 @@ from rookworld.tasks.engine import (
     EngineDead,
     EngineGarbage,
     EngineHung,
-    EnginePool,
     Line,
     Query,
     find_engine,
 )
+from rookworld.tasks.engine_pool import EnginePool
 
 START = chess.STARTING_FEN
 KIWIPETE = "r3k2r/p1ppqpb1/bn2pnp1/3PN3/1p2P3/2N2Q1p/PPPBBPPP/R3K2R w KQkq - 0 1"
@@ -36,6 +36,11 @@ MATED = "7k/6Q1/6K1/8/8/8/8/8 b - - 0 1"
 
 
 MakeFake = Callable[..., Path]
+
+
+def running_pids(pool: EnginePool) -> list[int]:
+    """Process ids of a pool's engines."""
+    return [engine.pid for engine in pool._engines if engine.pid is not None]
 
 
 def numbered_start(number: int) -> str:
@@ -193,9 +198,9 @@ def test_engines_end_with_their_owner(make_fake: MakeFake) -> None:
 def test_the_pool_survives_bad_engines(make_fake: MakeFake, mode: str) -> None:
     queries = [Query(numbered_start(n), 1000) for n in range(1, 9)]
     with EnginePool(make_fake(), 2) as healthy:
-        expected = healthy.map(queries)
+        expected = healthy.spread(healthy.search, queries)
     with EnginePool(make_fake(mode, faults=2), 2, timeout_s=0.5) as pool:
-        assert pool.map(queries) == expected
+        assert pool.spread(pool.search, queries) == expected
         assert pool.starts > 2
 
 
@@ -204,7 +209,7 @@ def test_the_pool_survives_signals(make_fake: MakeFake, how: signal.Signals) -> 
     query = Query(START, 1000)
     with EnginePool(make_fake(), 1, timeout_s=0.5) as pool:
         expected = pool.search(query)
-        os.kill(pool.pids[0], how)
+        os.kill(running_pids(pool)[0], how)
         assert pool.search(query) == expected
         assert pool.starts == 2
 
@@ -216,7 +221,7 @@ def test_retries_are_bounded_and_the_position_is_named(make_fake: MakeFake, mode
         pytest.raises(EngineError, match=r"gave up on rnbqkbnr.* 7 after 3 attempts"),
     ):
         pool.search(Query(numbered_start(7), 1000))
-    assert pool.starts == 3 and pool.pids == []
+    assert pool.starts == 3 and running_pids(pool) == []
 
 
 def test_the_pool_starts_what_it_needs_and_bad_queries_are_not_retried(
@@ -227,7 +232,7 @@ def test_the_pool_starts_what_it_needs_and_bad_queries_are_not_retried(
             pool.search(Query(numbered_start(number), 1000))
         assert pool.starts == 1
         with pytest.raises(DataError):
-            pool.map([Query("8/8/8/8/8/8/8/8 w - - 0 1", 1000)])
+            pool.spread(pool.search, [Query("8/8/8/8/8/8/8/8 w - - 0 1", 1000)])
         assert pool.starts == 1
 
 
@@ -235,7 +240,7 @@ def test_many_threads_share_a_small_pool(make_fake: MakeFake) -> None:
     queries = [Query(numbered_start(n), 1000) for n in range(1, 25)]
     answers: dict[str, list[Line]] = {}
     with EnginePool(make_fake(), 2) as pool:
-        expected = pool.map(queries)
+        expected = pool.spread(pool.search, queries)
 
         def ask(query: Query) -> None:
             answers[query.fen] = pool.search(query)
@@ -321,9 +326,9 @@ def test_stockfish_answers_do_not_depend_on_what_was_asked_before(stockfish: Pat
     queries += [Query(KIWIPETE, 3000, 1, ("a2a3",)), Query(KIWIPETE, 3000)]
     shuffled = random.Random(7).sample(queries, len(queries))
     with EnginePool(stockfish, 2) as first, EnginePool(stockfish, 1) as second:
-        expected = dict(zip(queries, first.map(queries), strict=True))
-        assert dict(zip(shuffled, first.map(shuffled), strict=True)) == expected
-        assert dict(zip(shuffled, second.map(shuffled), strict=True)) == expected
+        expected = dict(zip(queries, first.spread(first.search, queries), strict=True))
+        assert dict(zip(shuffled, first.spread(first.search, shuffled), strict=True)) == expected
+        assert dict(zip(shuffled, second.spread(second.search, shuffled), strict=True)) == expected
 
 
 @pytest.mark.engine
@@ -332,7 +337,7 @@ def test_a_lost_stockfish_is_replaced(stockfish: Path, how: signal.Signals) -> N
     query = Query(KIWIPETE, 3000)
     with EnginePool(stockfish, 1, timeout_s=1) as pool:
         expected = pool.search(query)
-        os.kill(pool.pids[0], how)
+        os.kill(running_pids(pool)[0], how)
         assert pool.search(query) == expected
         assert pool.starts == 2
 

@@ -62,16 +62,21 @@ def test_grid_text(cp: int, text: str) -> None:
     assert n.grid_text(cp) == text
 
 
+def grid_cp(cp: int) -> int:
+    """The nearest grid value in centipawns."""
+    return n.GRID_CP[n.grid_index(cp)]
+
+
 @given(st.integers(-n.MATE + 1, n.MATE - 1))
 def test_numbers_survive_writing_and_rounding_is_symmetric(cp: int) -> None:
     assert n.text_cp(n.cp_text(cp)) == cp
-    assert n.grid_text(n.grid_cp(cp)) == n.grid_text(cp) in n.EVALS
-    assert n.grid_cp(-cp) == -n.grid_cp(cp)
+    assert n.grid_text(grid_cp(cp)) == n.grid_text(cp) in n.EVALS
+    assert grid_cp(-cp) == -grid_cp(cp)
 
 
 @given(st.integers(-5000, 5000))
 def test_the_grid_value_is_the_nearest(cp: int) -> None:
-    assert abs(n.grid_cp(cp) - cp) == min(abs(value - cp) for value in n.GRID_CP)
+    assert abs(grid_cp(cp) - cp) == min(abs(value - cp) for value in n.GRID_CP)
 
 
 @pytest.mark.parametrize(

@@ -243,6 +243,27 @@ def test_an_engine_that_is_none_or_cannot_is_one_line(tmp_path: Path) -> None:
         EnginePlayer(fake, nodes=10, skill=3)
 
 
+def test_an_engine_plays_on_from_the_moves_of_a_game(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    script = tmp_path / "engine.sh"
+    script.write_text(
+        f'#!/bin/sh\nwhile read line; do echo "$line" >> {said}; case $line in\n'
+        'uci) echo "id name Sly"; echo "option name Skill Level type spin"; echo uciok;;\n'
+        "isready) echo readyok;;\ngo*) echo bestmove g8f6;;\nesac; done\n"
+    )
+    script.chmod(0o755)
+    board = chess.Board()
+    board.push_uci("g1f3")
+    with EnginePlayer(script, nodes=10, skill=3) as engine:
+        assert engine.name == "Sly (10 nodes, skill 3)"
+        assert engine.choose([board, board, board], [0, 0, 1]) == ["g8f6"] * 3
+    lines = said.read_text().splitlines()
+    assert "setoption name Skill Level value 3" in lines
+    assert lines.count("ucinewgame") == 2
+    assert lines.count(f"position fen {chess.STARTING_FEN} moves g1f3") == 3
+    assert lines.count("go nodes 10") == 3
+
+
 def test_an_engine_that_dies_is_one_line(tmp_path: Path) -> None:
     fake = install_fake(tmp_path, "die", faults=9)
     with EnginePlayer(fake, nodes=10) as engine, pytest.raises(EngineError, match="engine"):

@@ -21,7 +21,7 @@ from rookworld.data.rows import (
 )
 from rookworld.runtime.errors import DataError
 from rookworld.tasks.environment import transition
-from rookworld.tasks.notation import grid_cp
+from rookworld.tasks.notation import GRID_CP, grid_index
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
 
 
@@ -68,7 +68,7 @@ def test_policy_row_survives_text(row: PolicyRow) -> None:
     assert text_row(row_text(row, "padded")) == PolicyRow(row.fen, row.moves, row.cp)
     compact = text_row(row_text(row, "compact"))
     assert isinstance(compact, PolicyRow) and compact.moves[0] == row.moves[0]
-    assert compact.cp == tuple(grid_cp(cp) for cp in row.cp)
+    assert compact.cp == tuple(GRID_CP[grid_index(cp)] for cp in row.cp)
 
 
 @settings(deadline=None, max_examples=60)

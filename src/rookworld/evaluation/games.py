@@ -13,14 +13,12 @@ Left out on purpose: clocks, resignation, draw offers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import chess
-import chess.engine
 import chess.pgn
 
 from rookworld.evaluation.generator import Answerer, analyses
@@ -33,8 +31,7 @@ from rookworld.evaluation.statistics import (
     share,
 )
 from rookworld.runtime.atomic_files import write_text
-from rookworld.runtime.errors import EngineError
-from rookworld.tasks.engine import default_timeout_s
+from rookworld.tasks.engine import Engine
 from rookworld.tasks.policy import PolicyAnswer
 from rookworld.tasks.task import legal_moves
 
@@ -82,49 +79,28 @@ class EnginePlayer:
     """A UCI engine at a fixed number of nodes and, below 20, a skill level of Stockfish's."""
 
     def __init__(self, path: Path, *, nodes: int, skill: int = STRONGEST) -> None:
-        self.path = path
-        self.limit = chess.engine.Limit(nodes=nodes, time=default_timeout_s(nodes))
-        with self._reported():
-            self._engine = chess.engine.SimpleEngine.popen_uci(str(path), setpgrp=True)
-            if skill < STRONGEST:
-                self._configure(skill)
-        engine = self._engine.id.get("name", path.name)
+        self.nodes = nodes
+        self._engine = Engine(path, options={"Skill Level": skill} if skill < STRONGEST else None)
+        self._engine.start()
+        self._game = -1
         level = f", skill {skill}" if skill < STRONGEST else ""
-        self.name = f"{engine} ({nodes} nodes{level})"
-
-    def _configure(self, skill: int) -> None:
-        try:
-            self._engine.configure({"Skill Level": skill})
-        except chess.engine.EngineError:
-            self.close()
-            raise
+        self.name = f"{self._engine.name} ({nodes} nodes{level})"
 
     def __enter__(self) -> EnginePlayer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the engine process."""
         self._engine.close()
 
     def choose(self, boards: Sequence[chess.Board], games: Sequence[int]) -> list[str]:
         """The engine's move for each position; its hash is cleared from game to game."""
-        with self._reported():
-            played = [
-                self._engine.play(board, self.limit, game=game).move
-                for board, game in zip(boards, games, strict=True)
-            ]
-        return ["" if move is None else move.uci() for move in played]
+        return [self._move(board, game) for board, game in zip(boards, games, strict=True)]
 
-    @contextmanager
-    def _reported(self) -> Iterator[None]:
-        try:
-            yield
-        except (chess.engine.EngineError, TimeoutError, OSError) as error:
-            what = str(error) or type(error).__name__
-            raise EngineError(f"engine {self.path}: {what}") from error
+    def _move(self, board: chess.Board, game: int) -> str:
+        if game != self._game:
+            self._engine.new_game()
+            self._game = game
+        return self._engine.best_move(board, self.nodes)
 
 
 @dataclass(eq=False)

@@ -25,7 +25,7 @@ from rookworld.rl.update import Coefs
 from rookworld.rollout.collector import Collected, Collector, collect
 from rookworld.rollout.types import Answers
 from rookworld.runtime import distributed
-from rookworld.tasks.engine import usable_cores
+from rookworld.tasks.engine_pool import usable_cores
 from rookworld.tasks.scorer import Workers, workers
 from rookworld.tasks.task import Judge
 

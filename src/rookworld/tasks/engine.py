@@ -1,4 +1,4 @@
-"""A raw UCI driver, and a pool of engine processes that outlives any one of them.
+"""A UCI driver: one engine process.
 
 An engine is limited by nodes, never by seconds, so that its answers do not depend on the machine;
 seconds only guard: every call has a deadline, and an engine that dies, hangs or talks nonsense is
@@ -14,26 +14,22 @@ Left out on purpose: time controls, pondering, several threads per engine, Chess
 from __future__ import annotations
 
 import os
-import queue
 import select
 import shutil
 import signal
 import subprocess
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import chess
 
 from rookworld.runtime.errors import DataError, EngineError
 from rookworld.tasks.notation import MATE
-
-Answer = TypeVar("Answer")
 
 SYSTEM_FOLDERS = "/usr/games"
 """Where Debian puts it, which is not on everybody's PATH."""
@@ -129,22 +125,19 @@ def default_timeout_s(nodes: int) -> float:
     return 10.0 + nodes / 5_000
 
 
-def usable_cores() -> int:
-    """Cores this process may use: in a container often fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 class Engine:
     """One engine process, started by the first call and again by the call after a failure.
 
     The hash is kept from search to search; `new_game` clears it. Not for several threads at once.
     """
 
-    def __init__(self, path: Path | str, *, hash_mb: int = 16) -> None:
+    def __init__(
+        self, path: Path | str, *, hash_mb: int = 16, options: Mapping[str, int] | None = None
+    ) -> None:
+        """`options` are set besides the usual ones; an engine must know them."""
         self.path = Path(path)
         self.hash_mb = hash_mb
+        self.options = dict(options or {})
         self.name = ""
         """What the engine calls itself (`Stockfish 15.1`), empty before the first start."""
         self.starts = 0
@@ -188,8 +181,12 @@ class Engine:
             hello = self._ask("uci\n", "uciok", deadline)
             names = [text[8:].strip() for text in hello if text.startswith("id name ")]
             self.name = names[0] if names else self.path.name
-            options = f"setoption name Threads value 1\nsetoption name Hash value {self.hash_mb}\n"
-            self._ask(options + "isready\n", "readyok", deadline)
+            for name in self.options:
+                if not any(text.startswith(f"option name {name} ") for text in hello):
+                    raise EngineError(f"engine {self.path}: it has no option {name!r}")
+            chosen = {"Threads": 1, "Hash": self.hash_mb, **self.options}
+            lines = (f"setoption name {name} value {value}\n" for name, value in chosen.items())
+            self._ask("".join(lines) + "isready\n", "readyok", deadline)
 
     def close(self) -> None:
         """End the process, whatever state it is in."""
@@ -230,6 +227,19 @@ class Engine:
                 if not any(map(_parse_info, output)):
                     break
             raise EngineGarbage(f"engine {self.path}: no usable line for {board.fen()}")
+
+    def best_move(self, board: chess.Board, nodes: int) -> str:
+        """The move that the engine plays, by UCI; it knows the game that led to the board."""
+        self.start()
+        played = "".join(f" {move.uci()}" for move in board.move_stack)
+        moves = f" moves{played}" if played else ""
+        command = f"position fen {board.root().fen()}{moves}\ngo nodes {nodes}\n"
+        with self._deadline(default_timeout_s(nodes)) as deadline:
+            *_, last = self._ask(command, "bestmove", deadline)
+            words = last.split()
+            if len(words) < 2:
+                raise EngineGarbage(f"engine {self.path}: no move for {board.fen()}")
+            return words[1]
 
     @contextmanager
     def _deadline(self, timeout_s: float) -> Iterator[float]:
@@ -341,88 +351,3 @@ def _is_finished(block: Sequence[_Info], count: int, limit: int) -> bool:
         and len({info.line.depth for info in block}) == 1
         and all(info.exact and info.nodes < limit for info in block)
     )
-
-
-class EnginePool:
-    """`size` engine processes behind one thread-safe door; each is started when first needed.
-
-    Every position is searched with a cleared hash: answers depend on nothing but the query.
-    """
-
-    def __init__(
-        self,
-        path: Path | str,
-        size: int | None = None,
-        *,
-        hash_mb: int = 16,
-        retries: int = 2,
-        timeout_s: float | None = None,
-    ) -> None:
-        self.path = Path(path)
-        self.size = size or usable_cores()
-        self.retries = retries
-        self.timeout_s = timeout_s
-        self._engines = [Engine(path, hash_mb=hash_mb) for _ in range(self.size)]
-        # Last in, first out: calls from one thread share one warm process.
-        self._idle: queue.LifoQueue[Engine] = queue.LifoQueue()
-        for engine in self._engines:
-            self._idle.put(engine)
-
-    def __enter__(self) -> EnginePool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def starts(self) -> int:
-        """Processes started so far; more than `size` means that some were lost."""
-        return sum(engine.starts for engine in self._engines)
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the engines that run."""
-        return [engine.pid for engine in self._engines if engine.pid is not None]
-
-    def close(self) -> None:
-        """End all processes. A later call would start them again."""
-        for engine in self._engines:
-            engine.close()
-
-    def name(self) -> str:
-        """What the engine calls itself; starts one if none has run yet."""
-        with self._borrow() as engine:
-            if not engine.name:
-                engine.start()
-            return engine.name
-
-    def search(self, query: Query) -> list[Line]:
-        """Answer one query, on a new process if the first is lost, a bounded number of times."""
-        with self._borrow() as engine:
-            for attempt in range(self.retries + 1):
-                try:
-                    engine.new_game(self.timeout_s or START_TIMEOUT_S)
-                    return engine.search(*query, timeout_s=self.timeout_s)
-                except EngineLost as lost:
-                    if attempt == self.retries:
-                        raise EngineError(
-                            f"gave up on {query.fen} after {attempt + 1} attempts: {lost}"
-                        ) from lost
-        raise AssertionError("unreachable")
-
-    def map(self, queries: Iterable[Query]) -> list[list[Line]]:
-        """Answers in the order of the queries, searched in parallel."""
-        return self.spread(self.search, queries)
-
-    def spread(self, function: Callable[[Query], Answer], queries: Iterable[Query]) -> list[Answer]:
-        """A function of each query, called in as many threads as there are engines."""
-        with ThreadPoolExecutor(self.size, thread_name_prefix="engine") as threads:
-            return list(threads.map(function, queries))
-
-    @contextmanager
-    def _borrow(self) -> Iterator[Engine]:
-        engine = self._idle.get()
-        try:
-            yield engine
-        finally:
-            self._idle.put(engine)

@@ -95,11 +95,6 @@ def grid_index(cp: int) -> int:
     return above if cp >= 0 else len(GRID_CP) - 1 - above
 
 
-def grid_cp(cp: int) -> int:
-    """The nearest grid value in centipawns."""
-    return GRID_CP[grid_index(cp)]
-
-
 def grid_text(cp: int) -> str:
     """An evaluation as the compact style writes it: the nearest grid value, in pawns."""
     return EVALS[grid_index(cp)]
