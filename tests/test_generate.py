@@ -20,7 +20,7 @@ import pytest
 from legal_engine import install_legal
 from rookworld.data.files import file_origin, iterate_parquet
 from rookworld.data.generate.chunks import ChunkFolder
-from rookworld.data.generate.generator import Generated, GenerateSettings, generate, make_chunk
+from rookworld.data.generate.generator import Generated, generate, make_chunk
 from rookworld.data.generate.mates import (
     checking_moves,
     mate_records,
@@ -31,6 +31,7 @@ from rookworld.data.generate.mates import (
 )
 from rookworld.data.generate.moves import SHARES
 from rookworld.data.generate.playouts import WALKS, walk
+from rookworld.data.generate.settings import GenerateSettings
 from rookworld.data.generate.transitions import Proportions, quotas, transition_records
 from rookworld.data.sources import load_rows, write_rows
 from rookworld.runtime.errors import ConfigError, DataError, EngineError
@@ -46,7 +47,8 @@ EASY = Proportions(**{**NONE, "quiet": 2.0, "first": 1.0, "capture": 1.0, "illeg
 
 SCRIPT = """
 from pathlib import Path
-from rookworld.data.generate.generator import GenerateSettings, Proportions, generate
+from rookworld.data.generate.generator import generate
+from rookworld.data.generate.settings import GenerateSettings, Proportions
 
 if __name__ == "__main__":
     generate({settings!r}, lambda done, rows: None)

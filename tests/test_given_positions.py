@@ -15,7 +15,7 @@ import pytest
 from legal_engine import install_legal
 from rookworld.data.files import file_origin, iterate_parquet, write_records
 from rookworld.data.generate.chunks import ChunkFolder
-from rookworld.data.generate.generator import GenerateSettings, chunk_origin, generate, make_chunk
+from rookworld.data.generate.generator import chunk_origin, generate, make_chunk
 from rookworld.data.generate.mates import mate_records, mates_in_one
 from rookworld.data.generate.moves import (
     FEW_MEN,
@@ -29,6 +29,7 @@ from rookworld.data.generate.moves import (
 )
 from rookworld.data.generate.playouts import ENDING, HUNT, WALKS, walk
 from rookworld.data.generate.positions import kept_positions
+from rookworld.data.generate.settings import GenerateSettings
 from rookworld.runtime.errors import ConfigError, DataError
 from rookworld.tasks.environment import KINDS, transition
 from rookworld.tasks.notation import position_key

@@ -11,7 +11,8 @@ from rich.table import Table
 
 from rookworld.cli.display import bar, say, show
 from rookworld.cli.flags import leading, parse
-from rookworld.data.generate.generator import GenerateSettings, generate
+from rookworld.data.generate.generator import generate
+from rookworld.data.generate.settings import GenerateSettings
 from rookworld.data.importing import ImportSettings, import_rows
 from rookworld.data.show import ShowSettings
 from rookworld.data.show import show as show_rows
