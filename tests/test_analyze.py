@@ -97,7 +97,7 @@ def test_a_run_in_numbers(tmp_path: Path) -> None:
     assert (found.state, found.steps, found.planned) == ("done", 40, 40)
     assert found.best_step == 40
     assert found.best_reward == pytest.approx(0.6)
-    assert found.held_out == "reward/sampled"
+    assert found.held_out == "reward/greedy"
     assert found.trends["reward/mean"].slope == pytest.approx(0.5, abs=0.05)
     assert found.trends["policy/entropy"].direction == "falling"
     assert found.events == {"restore: diverged_kl": 1}

@@ -307,7 +307,7 @@ def test_a_flag_is_seen_in_the_run(
 ELSEWHERE = """
 model data held_out out resume dry_run eval_policy_rows eval_environment_rows eval_mates judge
 engine nodes log_dir wandb device recompute graphs shard reward_warmup_steps backend
-trl_phase_steps distill_data distill_prompts distill_first distill_first_power distill_schedule
+trl_phase_steps select_by distill_data distill_prompts distill_first distill_first_power distill_schedule
 """
 """Fields that the tests below, or those of resuming and of the commands, look after."""
 

@@ -142,6 +142,7 @@ def test_settings_come_from_defaults_then_preset_then_file_then_flags(tmp_path: 
         ("--credit choices --loss gspo", "--credit choices with --loss gspo"),
         ("--kl-coef-min 1 --kl-coef-max 0.5", "--kl-coef-min 1.0 is above --kl-coef-max 0.5"),
         ("--adaptive-kl --kl-coef 0", "--adaptive-kl with --kl-coef 0"),
+        ("--select-by P/eval_mae", "--select-by P/eval_mae: less of it is better"),
         ("--loss ppo", "ppo"),
         ("--recovery-lr-factor 2", "--recovery-lr-factor 2.0: give more than 0 and at most 1"),
         ("--clip-norm -1", "--clip-norm -1.0: give more than 0"),

@@ -12,11 +12,14 @@ import torch
 
 import child_process
 from rookworld.evaluation.evaluate import Evaluation
+from rookworld.evaluation.statistics import Estimate
 from rookworld.grpo.decisions import Continue, Ruling
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.kernels import cpu_products
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
+from rookworld.report.analysis import analyze
+from rookworld.report.run_reader import read_run
 from rookworld.rl import overlap
 from rookworld.rl.metrics import Clock, Metrics
 from rookworld.rl.overlap import collect_groups
@@ -199,6 +202,52 @@ def test_the_best_checkpoint_is_that_with_the_best_held_out_reward(
     checkpoints = tmp_path / "run" / "checkpoints"
     assert (checkpoints / "best").resolve().name == "step-000002"
     assert (checkpoints / "step-000006").is_dir()
+
+
+def of_metrics(**values: float) -> Evaluation:
+    named = {name.replace("__", "/"): value for name, value in values.items()} | {"P/format": 1.0}
+    return Evaluation({n: Estimate(v, 100, v - 0.01, v + 0.01) for n, v in named.items()})
+
+
+@pytest.mark.parametrize(("metric", "best"), [("reward/greedy", 1), ("P/best", 2)])
+def test_the_best_checkpoint_goes_by_greedy_reward_or_the_metric_of_choice(
+    warm_folder: Path, tmp_path: Path, metric: str, best: int
+) -> None:
+    """A sampled reward rises by mere sharpness: no checkpoint is best for that."""
+    found = iter(
+        [
+            of_metrics(reward__greedy=0.5, reward__sampled=0.3, P__best=0.3),
+            of_metrics(reward__greedy=0.6, reward__sampled=0.4, P__best=0.3),
+            of_metrics(reward__greedy=0.5, reward__sampled=0.4, P__best=0.4),
+            of_metrics(reward__greedy=0.5, reward__sampled=0.9, P__best=0.3),
+        ]
+    )
+    out = tmp_path / "run"
+    settings = tiny_settings(warm_folder, out, steps=3, eval_every=1, select_by=metric)
+    train(settings, tiny_rows(), lambda model, tokenizer: next(found))
+    assert (out / "checkpoints/best").resolve().name == f"step-{best:06d}"
+    (halved,) = read_lines(out / "events.jsonl")  # the guard looked at the same metric
+    assert (halved["cause"], halved["step"]) == ("held_out_trend", best + 1)
+    analysis = analyze(read_run(out))
+    assert (analysis.held_out, analysis.best_step) == (metric, best)
+
+
+def test_the_best_of_another_metric_is_no_best(warm_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    settings = tiny_settings(warm_folder, out, steps=1, eval_every=1)
+    measured = of_metrics(reward__greedy=0.5, reward__sampled=0.3, P__best=0.3)
+    train(settings, tiny_rows(), lambda model, tokenizer: measured)
+    again = replace(settings, steps=2, resume=True, select_by="P/best")
+    train(again, tiny_rows(), lambda model, tokenizer: measured)
+    assert (out / "checkpoints/best").resolve().name == "step-000002"
+
+
+def test_a_metric_that_is_not_evaluated_is_refused_before_training(
+    warm_folder: Path, tmp_path: Path
+) -> None:
+    settings = tiny_settings(warm_folder, tmp_path / "run", steps=1, select_by="P/bset")
+    with pytest.raises(RookworldError, match=r"--select-by P/bset: .* reward/greedy"):
+        train(settings, tiny_rows(), weight_evaluation)
 
 
 GOLDEN: dict[str, list[float]] = {

@@ -41,6 +41,8 @@ class EvalHealth:
     format: float
     error: float = math.nan
     """Standard error of the reward; NaN: not known, so a fall says nothing."""
+    metric: str = "reward/greedy"
+    """What the reward is called: another one's best says nothing about this one."""
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,8 @@ class Memory:
     """Training rewards of two windows."""
     best_reward: list[float] = field(default_factory=list)
     """Best held-out reward and its standard error; empty before the first."""
+    best_metric: str = ""
+    """What that reward is called."""
 
     def forget_recent(self) -> None:
         """What belongs to a state that is gone does not count against the restored one."""
@@ -273,8 +275,9 @@ class Guard:
     def _held_out_trend(self, health: EvalHealth) -> Ruling:
         """Halve the rate when the held-out reward is clearly under its best."""
         memory, now = self._memory, [health.reward, health.error]
-        if not memory.best_reward or health.reward >= memory.best_reward[0]:
-            memory.best_reward = now
+        comparable = memory.best_reward and memory.best_metric == health.metric
+        if not comparable or health.reward >= memory.best_reward[0]:
+            memory.best_reward, memory.best_metric = now, health.metric
             return Ruling(Continue())
         best, its_error = memory.best_reward
         error = math.hypot(its_error, health.error)

@@ -34,8 +34,9 @@ _LIMITS = {
     "tokens/truncated": (0.1, "answers were cut off; raise --max-new-tokens"),
 }
 """Shares that waste work: the most that is healthy, and what to say beyond it."""
-HELD_OUT_REWARDS = ("reward/sampled", "reward/greedy")
-"""The held-out reward by which checkpoints are compared: the first that was measured."""
+HELD_OUT_REWARDS = ("reward/greedy", "reward/sampled")
+"""Held-out rewards by which checkpoints are compared where a run does not say: the first that was
+measured."""
 TREND_METRICS = (
     "reward/mean",
     "reward/P",
@@ -121,9 +122,10 @@ def kl_share(run: RunRecord, window: int = WINDOW) -> float | None:
     return float(penalty[known].sum()) / total if total > 0 else None
 
 
-def held_out_metric(evals: Sequence[Mapping[str, Any]]) -> str | None:
-    """The reward by which this run's evaluations are compared."""
-    return next((n for n in HELD_OUT_REWARDS if any(n in one for one in evals)), None)
+def held_out_metric(run: RunRecord) -> str | None:
+    """The metric by which this run's evaluations are compared."""
+    asked = run.config.get("select_by")
+    return next((n for n in (asked, *HELD_OUT_REWARDS) if any(n in e for e in run.evals)), None)
 
 
 def eval_value(record: Mapping[str, Any], metric: str) -> float:
@@ -180,7 +182,7 @@ def analyze(run: RunRecord) -> Analysis:
     steps = run.steps
     final = {n: last for n in run.metric_names if (last := _last_mean(run.series(n))) is not None}
     trends = {n: found for n in TREND_METRICS if (found := trend(steps, run.series(n)))}
-    held_out = held_out_metric(run.evals)
+    held_out = held_out_metric(run)
     best_step, best_reward = _best_eval(run, held_out)
     planned = number(run.config.get("steps"))
     ratio, memory = run.series("policy/ratio_max"), run.series("mem/peak_mb")

@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 
+from rookworld.evaluation.evaluate import Evaluation
+from rookworld.evaluation.statistics import Z95
+from rookworld.grpo.decisions import EvalHealth
 from rookworld.rl.forward import Micro
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import State
@@ -20,6 +23,7 @@ from rookworld.rl.update import Coefs, Gradient
 from rookworld.rollout.collector import Collected
 from rookworld.rollout.types import LETTERS, Group
 from rookworld.runtime import distributed
+from rookworld.runtime.errors import RookworldError
 from rookworld.tasks.task import PolicyRow
 
 Metrics = dict[str, float]
@@ -126,6 +130,23 @@ def peak_memory_mb(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def held_out_health(step: int, evaluation: Evaluation, metric: str) -> EvalHealth:
+    """What an evaluation says to the guard, and about which checkpoint is best."""
+    found = evaluation.estimates
+    if found and metric not in found:
+        raise RookworldError(
+            f"--select-by {metric}: the evaluation has no such metric, but {', '.join(found)}"
+        )
+    formats = [found[name].value for name in ("P/format", "A/format") if name in found]
+    valid = min(formats, default=math.nan)
+    if metric not in found:
+        return EvalHealth(step=step, reward=math.nan, format=valid, metric=metric)
+    one = found[metric]
+    # an interval of no width comes from a single row, or from rows that are all alike
+    error = (one.high - one.low) / (2 * Z95) or math.nan
+    return EvalHealth(step=step, reward=one.value, format=valid, error=error, metric=metric)
 
 
 def log_line(step: int, metrics: Metrics) -> str:

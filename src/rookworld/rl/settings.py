@@ -26,6 +26,8 @@ from rookworld.tasks.reward import P_WEIGHTS, RewardRules
 Temperature = Annotated[
     float, Bounds(0, lowest_allowed=False, said="greedy answers are all alike; above 0")
 ]
+LESS_IS_BETTER = ("P/eval_mae", "P/win_loss", "A/reward_error")
+"""Held-out metrics that a run cannot be selected by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +166,9 @@ class EvaluationSettings(Section):
     """Held-out environment rows."""
     eval_mates: Whole = 0
     """Held-out mate-in-one positions."""
+    select_by: str = "reward/greedy"
+    """Held-out metric by which `best`, the guard and reports go; more of it must be better. A gain
+    of sampled reward may be mere sharpness: sampling at 0.7 makes one without any training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,6 +275,7 @@ class TrainSettings(Composed):
         super().__post_init__()
         self._can_be_paid()
         self._can_be_stepped()
+        self._can_be_selected()
         if self.distill.distill_coef > 0:
             self._can_distill()
         else:
@@ -314,6 +320,14 @@ class TrainSettings(Composed):
             credit != "choices" or loss in TOKEN_LOSSES or gae,
             f"--credit choices with --loss {loss}: choices are averaged over all tokens of a "
             "step; take --loss token or cispo",
+        )
+
+    def _can_be_selected(self) -> None:
+        metric = self.evaluation.select_by
+        require(
+            metric not in LESS_IS_BETTER,
+            f"--select-by {metric}: less of it is better; take one of which more is, such as "
+            "reward/greedy or P/best",
         )
 
     def _can_be_stepped(self) -> None:

@@ -82,7 +82,9 @@ class State:
     """How good analyses have been lately, with credit by field."""
     step: int = 0
     best: float | None = None
-    """Best held-out reward so far."""
+    """Best held-out value so far of the metric that runs are selected by."""
+    best_by: str = ""
+    """That metric; a value of another one is no best."""
     kl_high: int = 0
     """Steps in a row with KL above --ref-reset-kl."""
     distiller: Distiller | None = None
@@ -99,6 +101,7 @@ class State:
             "norm": self.norm.state_dict(),
             "usual": self.usual.state_dict(),
             "best": self.best,
+            "best_by": self.best_by,
             "kl_high": self.kl_high,
         }
 
@@ -111,7 +114,8 @@ class State:
         self.usual.load_state_dict(state.get("usual", {}))  # runs of earlier versions have none
         self.kl_high = int(state["kl_high"])
         if not recovering:
-            self.best = state["best"]
+            # before there was a choice it was the sampled reward
+            self.best, self.best_by = state["best"], state.get("best_by", "reward/sampled")
             self.guard.load_state_dict(state["guard"])
 
 

@@ -38,6 +38,7 @@ from rookworld.rl.metrics import (
     Clock,
     Metrics,
     all_rewards,
+    held_out_health,
     log_line,
     reward_metrics,
     rollout_record,
@@ -118,7 +119,7 @@ def train(
                 continue
             verdict, improved = Ruling(Continue()), False
             if due(state.step, settings.evaluation.eval_every, settings.steps):
-                verdict, improved = assess(run, state, evaluate, hooks)
+                verdict, improved = assess(run, state, settings, evaluate, hooks)
             if not obey(run, state, verdict, hooks):
                 continue
             stopping = distributed.any_rank(asked_to_stop())
@@ -332,29 +333,31 @@ def begin(
         write_json(run.folder / "config.json", resolved(settings))
         write_json(run.folder / "origin.json", origin(settings.seed, settings.engine))
     distributed.barrier()
-    _, improved = assess(run, state, evaluate, hooks)
+    _, improved = assess(run, state, settings, evaluate, hooks)
     save(run, state, settings, best=improved)
 
 
-def assess(run: Run, state: State, evaluate: Evaluate, hooks: Hooks) -> tuple[Ruling, bool]:
+def assess(
+    run: Run, state: State, settings: TrainSettings, evaluate: Evaluate, hooks: Hooks
+) -> tuple[Ruling, bool]:
     """Held-out evaluation by rank 0: what the guard makes of it, and whether it is the best yet."""
-    numbers = [math.nan, math.nan]
+    metric, numbers = settings.evaluation.select_by, [math.nan] * 3
     if distributed.rank() == 0:
         evaluation = evaluate(state.learner.whole, state.tokenizer)
         run.append("eval.jsonl", {"step": state.step, **evaluation.to_json()})
         hooks.on_eval(state.step, evaluation)
-        shown = {name: one.value for name, one in evaluation.estimates.items()}
-        reward = shown.get("reward/sampled", shown.get("reward/greedy", math.nan))
-        formats = [shown[name] for name in ("P/format", "A/format") if name in shown]
-        numbers = [reward, min(formats, default=math.nan)]
-    reward, valid = distributed.from_first(numbers)
-    ruling = state.guard.check_eval(EvalHealth(step=state.step, reward=reward, format=valid))
+        seen = held_out_health(state.step, evaluation, metric)
+        numbers = [seen.reward, seen.format, seen.error]
+    reward, valid, error = distributed.from_first(numbers)
+    health = EvalHealth(step=state.step, reward=reward, format=valid, error=error, metric=metric)
+    ruling = state.guard.check_eval(health)
     if distributed.rank() == 0:
         log_events(run, ruling, hooks)
-    better = math.isfinite(reward) and (state.best is None or reward > state.best)
+    known = state.best if state.best_by == metric else None
+    better = math.isfinite(reward) and (known is None or reward > known)
     improved = better and not refused(ruling)
     if improved:
-        state.best = reward
+        state.best, state.best_by = reward, metric
     return ruling, improved
 
 

@@ -96,7 +96,7 @@ class SweepFile:
     """Every combination, independent draws, or draws that learn from earlier trials (TPE)."""
     trials: int = 0
     """How many; a grid has as many as there are combinations."""
-    metric: str = "reward/sampled"
+    metric: str = "reward/greedy"
     """Held-out metric (of eval.jsonl) by which the trained model is judged."""
     direction: Literal["maximize", "minimize"] = "maximize"
     """Whether more or less of it is better."""

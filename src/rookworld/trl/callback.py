@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from rookworld.grpo.advantages import flat_groups, reward_tensor, valid_groups
-from rookworld.grpo.decisions import EvalHealth, Ruling, Skip, StepHealth, Stop
+from rookworld.grpo.decisions import Ruling, Skip, StepHealth, Stop
 from rookworld.grpo.guard import Guard
 from rookworld.grpo.kl import Draw, KLControl, k3, token_stats
 from rookworld.grpo.schedule import lr_multiplier, ramp
@@ -42,6 +42,7 @@ from rookworld.model.weights import load_model
 from rookworld.rl.forward import CHUNK_ROWS, CHUNK_VOCABULARY
 from rookworld.rl.metrics import (
     Metrics,
+    held_out_health,
     log_line,
     peak_memory_mb,
     reward_metrics,
@@ -119,6 +120,7 @@ class Session(TrainerCallback):
     stream: list[Prompt]
     step: int = 0
     best: float | None = None
+    best_by: str = ""
     trainer: Any = None
     asked_to_stop: Callable[[], bool] = lambda: False
     tally: Tally = field(default_factory=Tally)
@@ -187,6 +189,7 @@ class Session(TrainerCallback):
         refuse_another_kind(checkpoint, "train --backend trl", self.twin)
         self.twin = load_model(checkpoint.folder, self.device)
         self.step, self.best = checkpoint.step, checkpoint.state["best"]
+        self.best_by = checkpoint.state.get("best_by", "reward/sampled")
         self.control.load_state_dict(checkpoint.state["control"])
         self.guard.load_state_dict(checkpoint.state["guard"])
         drop_after(self.run.folder, self.step)
@@ -209,12 +212,12 @@ class Session(TrainerCallback):
         evaluation = self.evaluate(self.twin, self.tokenizer)
         self.run.append("eval.jsonl", {"step": self.step, **evaluation.to_json()})
         self.hooks.on_eval(self.step, evaluation)
-        shown = {name: one.value for name, one in evaluation.estimates.items()}
-        reward = shown.get("reward/sampled", shown.get("reward/greedy", math.nan))
-        valid = min((shown[n] for n in ("P/format", "A/format") if n in shown), default=math.nan)
-        self.obey(self.guard.check_eval(EvalHealth(step=self.step, reward=reward, format=valid)))
-        improved = math.isfinite(reward) and (self.best is None or reward > self.best)
-        self.best = reward if improved else self.best
+        health = held_out_health(self.step, evaluation, self.settings.evaluation.select_by)
+        self.obey(self.guard.check_eval(health))
+        known = self.best if self.best_by == health.metric else None
+        improved = math.isfinite(health.reward) and (known is None or health.reward > known)
+        if improved:
+            self.best, self.best_by = health.reward, health.metric
         return improved
 
     def save(self, *, best: bool = False) -> None:
@@ -229,6 +232,7 @@ class Session(TrainerCallback):
             "backend": "trl",
             "step": self.step,
             "best": self.best,
+            "best_by": self.best_by,
             "control": self.control.state_dict(),
             "guard": self.guard.state_dict(),
             "events": sum(1 for _ in read_lines(self.run.folder / EVENTS)),
