@@ -237,7 +237,7 @@ def test_the_best_of_another_metric_is_no_best(warm_folder: Path, tmp_path: Path
     settings = tiny_settings(warm_folder, out, steps=1, eval_every=1)
     measured = of_metrics(reward__greedy=0.5, reward__sampled=0.3, P__best=0.3)
     train(settings, tiny_rows(), lambda model, tokenizer: measured)
-    again = replace(settings, steps=2, resume=True, select_by="P/best")
+    again = settings.but(steps=2, resume=True, select_by="P/best")
     train(again, tiny_rows(), lambda model, tokenizer: measured)
     assert (out / "checkpoints/best").resolve().name == "step-000002"
 
