@@ -33,7 +33,7 @@ from rookworld.rl.trainer import learn
 from rookworld.rollout.types import Group
 from rookworld.runtime.distributed import start
 from rookworld.tasks.scorer import judge_answer
-from rookworld.tasks.task import EnvironmentRow, PolicyRow
+from rookworld.tasks.task import PolicyRow
 
 SHAPE = partial(GPT2Config, n_positions=192, n_embd=320, n_layer=6, n_head=10)
 
@@ -102,7 +102,7 @@ def measured_alone(
     def score() -> None:
         for group in groups:
             for text, done in zip(group.texts, group.finished, strict=True):
-                judge_answer(_row(group), text, done, rules, None, 1.0)
+                judge_answer(group.prompt.row, text, done, rules, None, 1.0)
 
     def learn() -> None:
         forward.prepare(groups, state.learner, settings, state.tokenizer.eos)
@@ -117,10 +117,6 @@ def measured_alone(
         "update": learn,
     }
     return {name: _seconds(run) for name, run in named.items()}
-
-
-def _row(group: Group) -> PolicyRow | EnvironmentRow:
-    return group.prompt.row
 
 
 def _seconds(run: Callable[[], None]) -> float:

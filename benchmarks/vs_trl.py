@@ -43,7 +43,7 @@ from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import new_state
 from rookworld.rl.trainer import learn
-from rookworld.rollout.collector import Prompts
+from rookworld.rollout.prompts import Prompts
 from rookworld.runtime.distributed import start
 from rookworld.tasks.task import PolicyRow
 from rookworld.trl.rewards import policy_reward, records

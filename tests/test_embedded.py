@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from rookworld.data.rows import MateRow, Row, row_text
+from rookworld.data.rows import MateRow, row_text
 from rookworld.data.sources import load_rows
 from rookworld.pretrain.sources import pick_tokenizer
 from rookworld.tasks.environment import ENVIRONMENT, KINDS, transition
 from rookworld.tasks.notation import position_key
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.reward import RewardRules
-from rookworld.tasks.task import EnvironmentRow, PolicyRow, Style, legal_moves
+from rookworld.tasks.task import EnvironmentRow, PolicyRow, Row, Style, legal_moves
 
 PARTS = ("train", "validation", "test")
 RULES = RewardRules()

@@ -17,9 +17,8 @@ from rookworld.tasks.environment import ENVIRONMENT, KINDS, transition
 from rookworld.tasks.hacks import hacks
 from rookworld.tasks.notation import MOVES, flip_fen, flip_move
 from rookworld.tasks.reward import FORMAT_ONLY, ONE_WRONG, RewardRules, Shaping
-from rookworld.tasks.task import END, EnvironmentRow, Task
+from rookworld.tasks.task import END, EnvironmentRow
 
-TASK: Task[EnvironmentRow] = ENVIRONMENT  # the protocol holds, by type
 RULES = RewardRules()
 SHAPINGS: list[Shaping] = ["continuous", "linear", "graduated", "binary"]
 START = chess.STARTING_FEN
@@ -368,10 +367,11 @@ def test_metrics() -> None:
     assert ENVIRONMENT.metrics(QUIET, gold(QUIET)) == {
         **dict.fromkeys(("format", "exact", "board", "similarity", "reward"), 1.0),
         **dict.fromkeys(("terminated", "truncated"), 1.0),
-        "reward_error": 0.0,
+        **{"reward_error": 0.0, "squares": 1.0},
+        **{f"by_kind/{kind}": 1.0 if kind == "quiet" else None for kind in KINDS},
     }
     copied = ENVIRONMENT.metrics(QUIET, f"{START}+1.0+0+1")
-    assert copied["similarity"] == 62 / 64 and copied["exact"] == copied["board"] == 0.0
+    assert copied["squares"] == 62 / 64 and copied["exact"] == copied["board"] == 0.0
     assert copied["reward_error"] == pytest.approx(0.999) and copied["truncated"] == 0.0
     assert ENVIRONMENT.metrics(QUIET, "?")["reward_error"] is None
 

@@ -15,14 +15,12 @@ from rookworld.evaluation.evaluate import (
     majority_baseline,
     paired,
     passk_columns,
-    phase,
     solve,
     spread,
-    text_similarity,
 )
 from rookworld.evaluation.generator import Answer
-from rookworld.tasks.environment import ENVIRONMENT, KINDS, transition
-from rookworld.tasks.policy import POLICY
+from rookworld.tasks.environment import ENVIRONMENT, KINDS, text_similarity, transition
+from rookworld.tasks.policy import POLICY, phase
 from rookworld.tasks.task import PolicyRow, Style
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
@@ -45,7 +43,7 @@ ENVIRONMENT_ROWS = (
     transition("4k3/8/8/8/8/8/8/4K2R w K - 0 1", "e1g1"),
     transition("4k3/8/8/3p4/4P3/8/8/4K3 w - - 0 1", "e4d5"),
 )
-ROWS = HeldOut(POLICY_ROWS, ENVIRONMENT_ROWS, MATES)
+ROWS = HeldOut((*POLICY_ROWS, *ENVIRONMENT_ROWS), MATES)
 
 
 class Table:
@@ -136,7 +134,7 @@ def test_a_constant_answer_by_hand() -> None:
 def test_equal_evaluations_are_not_the_label() -> None:
     row = POLICY_ROWS[1]
     second = PolicyRow(row.fen, (row.moves[1], row.moves[0], *row.moves[2:]), row.cp)
-    found = values(Table(lambda _: POLICY.answer(second, "compact")), HeldOut(policy=(row,)))
+    found = values(Table(lambda _: POLICY.answer(second, "compact")), HeldOut([row]))
     assert found["P/best"] == found["P/best_black"] == found["P/best_opening"] == 0.0
     assert found["P/best_or_equal"] == 1.0
     assert "P/best_white" not in found and "P/best_endgame" not in found
@@ -180,11 +178,12 @@ def test_rewards_of_several_samples_are_averaged_row_by_row() -> None:
 
 @pytest.mark.parametrize("part", ["validation", "test"])
 def test_gold_scores_one_and_a_copy_nothing_on_the_embedded_rows(part: str) -> None:
-    rows = held_out_from(f"embedded:{part}", n_policy=300, n_environment=300, n_mates=100)
-    assert [len(rows.policy), len(rows.environment), len(rows.mates)] == [300, 300, 100]
-    assert {row.kind for row in rows.environment} == set(KINDS)
-    gold = {POLICY.prompt(row, "padded"): POLICY.answer(row, "padded") for row in rows.policy}
-    for row in rows.environment:
+    rows = held_out_from(f"embedded:{part}", {"P": 300, "A": 300}, n_mates=100)
+    policy, environment = POLICY.select(rows.rows), ENVIRONMENT.select(rows.rows)
+    assert [len(policy), len(environment), len(rows.mates)] == [300, 300, 100]
+    assert {row.kind for row in environment} == set(KINDS)
+    gold = {POLICY.prompt(row, "padded"): POLICY.answer(row, "padded") for row in policy}
+    for row in environment:
         gold[ENVIRONMENT.prompt(row, "padded")] = ENVIRONMENT.answer(row, "padded")
     for mate in rows.mates:
         row_of_mate = PolicyRow(mate.fen, mate.mates[:1], (99_999,))
@@ -192,7 +191,7 @@ def test_gold_scores_one_and_a_copy_nothing_on_the_embedded_rows(part: str) -> N
     found = values(Table(gold.__getitem__, "padded"), rows)
     errors = {found.pop(name) for name in ("P/eval_mae", "P/win_loss", "A/reward_error")}
     assert errors == {0.0} and set(found.values()) == {1.0}
-    copied = values(Table(copy_the_fen), HeldOut(environment=rows.environment))
+    copied = values(Table(copy_the_fen), HeldOut(environment))
     assert copied["A/exact"] == 0.0
 
 

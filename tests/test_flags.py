@@ -196,7 +196,7 @@ def test_a_flag_reaches_the_step(
 
 BY_THE_STATE: list[tuple[str, Callable[[State, TrainSettings], Any], Any]] = [
     ("--seed 4", lambda state, s: state.prompts.seed, 4),
-    ("--mix-env-ratio 0.5", lambda state, s: state.prompts.ratio, 0.5),
+    ("--mix-env-ratio 0.5", lambda state, s: state.prompts.shares[0][1], 0.5),
     (
         "--weight-decay 0.3",
         lambda state, s: state.optimizers[0].param_groups[0]["weight_decay"],
@@ -307,17 +307,20 @@ def test_a_flag_is_seen_in_the_run(
 ELSEWHERE = """
 model data held_out out resume dry_run eval_policy_rows eval_environment_rows eval_mates judge
 engine nodes log_dir wandb device recompute graphs shard reward_warmup_steps backend
-trl_phase_steps select_by distill_data distill_prompts distill_first distill_first_power distill_schedule
+trl_phase_steps select_by distill_data distill_prompts distill_first distill_first_power
+distill_schedule
 """
 """Fields that the tests below, or those of resuming and of the commands, look after."""
 
 
 def test_evaluation_flags_choose_the_held_out_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
-    monkeypatch.setattr(evaluate, "held_out_from", lambda source, **n: asked.update(n, of=source))
+    monkeypatch.setattr(
+        evaluate, "held_out_from", lambda source, rows, **n: asked.update(n, of=source, **rows)
+    )
     flags = "--held-out x --eval-policy-rows 3 --eval-environment-rows 4 --eval-mates 5"
     held_out(read_settings(flags.split(), "rookworld train"))
-    assert asked == {"of": "x", "n_policy": 3, "n_environment": 4, "n_mates": 5}
+    assert asked == {"of": "x", "P": 3, "A": 4, "n_mates": 5}
 
 
 def test_data_may_be_several_sources(tmp_path: Path) -> None:

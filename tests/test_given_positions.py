@@ -30,6 +30,7 @@ from rookworld.data.generate.moves import (
 from rookworld.data.generate.playouts import ENDING, HUNT, WALKS, walk
 from rookworld.data.generate.positions import kept_positions
 from rookworld.data.generate.settings import GenerateSettings
+from rookworld.data.rows import MATE_COLUMNS
 from rookworld.runtime.errors import ConfigError, DataError
 from rookworld.tasks.environment import KINDS, transition
 from rookworld.tasks.notation import position_key
@@ -197,7 +198,7 @@ def test_mates_are_varied(tmp_path: Path) -> None:
 def test_mates_become_analysed_rows(tmp_path: Path) -> None:
     mates = mate_records(random.Random(1), 1, 30)
     file = tmp_path / "mates.parquet"
-    write_records(file, mates, "mate")
+    write_records(file, mates, MATE_COLUMNS)
     rows = made(settings_of(tmp_path, "P", [], positions=(file,)))
     assert [row["fen"] for row in rows] == list(dict.fromkeys(row["fen"] for row in mates))
     for row in rows:

@@ -34,7 +34,7 @@ from rookworld.rl.self_distill import (
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import fits, new_learner, new_state
 from rookworld.rl.trainer import train
-from rookworld.rollout.collector import Prompts
+from rookworld.rollout.prompts import Prompts
 from rookworld.rollout.types import Prompt
 from rookworld.runtime.errors import ConfigError
 from rookworld.tasks.notation import flip_fen, mirror_fen
@@ -124,7 +124,7 @@ def test_lists_go_on_as_long_as_there_are_moves() -> None:
 
 def asked(fen: str, key: int = 3) -> Prompt:
     row = PolicyRow(fen, (), ())
-    return Prompt("P", row, tuple(TOKENIZER.encode(POLICY.prompt(row, "compact"))), key)
+    return Prompt(row, tuple(TOKENIZER.encode(POLICY.prompt(row, "compact"))), key)
 
 
 def test_views_are_the_same_question_from_all_sides() -> None:

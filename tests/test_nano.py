@@ -15,13 +15,13 @@ import torch
 from rookworld.cli.door import main
 from rookworld.data.generate.playouts import recent
 from rookworld.data.sources import load_rows
-from rookworld.evaluation.evaluate import environment_scores, policy_scores
+from rookworld.evaluation.evaluate import task_scores
 from rookworld.evaluation.generator import load_answerer
 from rookworld.model.sampling.sampler import Sampling, sample
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder
 from rookworld.rl.presets import TRAIN_PRESETS
-from rookworld.rollout.collector import prompt_text
+from rookworld.rollout.prompts import prompt_text
 from rookworld.tasks.environment import transition
 from rookworld.tasks.reward import RewardRules
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
@@ -77,12 +77,8 @@ def test_its_answers_are_worth_improving(nano: Path) -> None:
     """Far below what the card says, far above what a broken file would give."""
     answerer = load_answerer(str(nano))
     asked = rows(200, 100)
-    analyses = policy_scores(
-        answerer, [r for r in asked if isinstance(r, PolicyRow)], RewardRules()
-    )
-    moves = environment_scores(
-        answerer, [r for r in asked if isinstance(r, EnvironmentRow)], RewardRules()
-    )
+    scored = task_scores(answerer, asked, RewardRules())
+    analyses, moves = scored["P"], scored["A"]
 
     def mean(name: str, scored: list[dict[str, float | None]]) -> float:
         values = [one[name] for one in scored if one[name] is not None]
@@ -109,7 +105,7 @@ def test_it_knows_games_that_begin_in_the_middle(nano: Path) -> None:
     """Trained on histories of one ply and of ten it once got every sixth of these wrong."""
     fens = [row.fen for row in rows(100, 0)]
     asked = list(after_two_plies(fens, random.Random(0)))
-    scored = environment_scores(load_answerer(str(nano)), asked, RewardRules())
+    scored = task_scores(load_answerer(str(nano)), asked, RewardRules())["A"]
     assert len(asked) > 90
     assert sum(one["exact"] == 1 for one in scored) >= 0.97 * len(asked)
 

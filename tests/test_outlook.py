@@ -368,7 +368,7 @@ def test_choices_stand_where_moves_were_drawn(tiny_folder: Path) -> None:
     counts[0] += 1  # only this one has its end
     ids = np.array([line + [tokenizer.eos] * (max(counts) - len(line)) for line in lines])
     nothing, done = torch.zeros(6, max(counts)), (True,) * 6
-    prompt = Prompt("P", ROW, (1,), 0)
+    prompt = Prompt(ROW, (1,), 0)
     answers = Answers(prompt, nothing, nothing, nothing, nothing, ids, counts, done)
     found = alternatives(answers, choices(ROW, texts, RULES), tokenizer)
     assert found is not None
@@ -386,7 +386,7 @@ def test_moves_spelled_in_characters_and_cut_answers_make_fewer_choices(tiny_fol
     assert texts == [" e2e4 d2d4", " M: e2e4"]
     ids = np.array([line + [tokenizer.eos] * (6 - len(line)) for line in lines])
     nothing, done = torch.zeros(2, 6), (False, False)
-    prompt = Prompt("P", ROW, (1,), 0)
+    prompt = Prompt(ROW, (1,), 0)
     answers = Answers(prompt, nothing, nothing, nothing, nothing, ids, [6, 2], done)
     found = alternatives(answers, choices(ROW, texts, RULES), tokenizer)
     assert found is not None

@@ -22,9 +22,8 @@ from rookworld.tasks.reward import (
     Shaping,
     win_percent,
 )
-from rookworld.tasks.task import END, Analysis, PolicyRow, Style, Task
+from rookworld.tasks.task import END, Analysis, PolicyRow, Style
 
-TASK: Task[PolicyRow] = POLICY  # the protocol holds, by type
 RULES = RewardRules()
 SHAPINGS: list[Shaping] = ["continuous", "linear", "graduated", "binary"]
 ITALIAN = "r1bqk1nr/pppp1ppp/2n5/2b1p3/2B1P3/5N2/PPPP1PPP/RNBQK2R w KQkq - 4 4"
@@ -388,7 +387,8 @@ def test_parts_by_hand() -> None:
 def test_metrics_of_gold_per_colour() -> None:
     assert POLICY.metrics(ROW, gold(ROW, "padded")) == {
         **dict.fromkeys(("format", "legal", "best", "best_white", "top5"), 1.0),
-        **{"best_black": None, "eval_mae": 0.0, "win_loss": 0.0},
+        **{"best_black": None, "eval_mae": 0.0, "win_loss": 0.0, "best_or_equal": 1.0},
+        **{"best_opening": 1.0, "best_middlegame": None, "best_endgame": None},
     }
     black = POLICY.metrics(BLACK, gold(BLACK))
     assert black["best_black"] == 1.0 and black["best_white"] is None

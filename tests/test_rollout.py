@@ -23,7 +23,8 @@ from rookworld.rl import forward
 from rookworld.rl.batch import laid, micro_packs, pack
 from rookworld.rl.forward import Learner, prepare, reference_ahead
 from rookworld.rl.scratch import StepScratch
-from rookworld.rollout.collector import Collector, Prompts, collect, prompt_text
+from rookworld.rollout.collector import Collector, collect
+from rookworld.rollout.prompts import Prompts, prompt_text
 from rookworld.rollout.token_values import begun_stages
 from rookworld.runtime.errors import DataError
 from rookworld.tasks.prefix_value import outlooks

@@ -18,7 +18,8 @@ from rookworld.model.sampling.sampler import Sampling
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.rollout import collector
-from rookworld.rollout.collector import Collector, Prompts
+from rookworld.rollout.collector import Collector
+from rookworld.rollout.prompts import Prompts
 from rookworld.rollout.types import Group
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.prefix_value import choices

@@ -98,7 +98,7 @@ def test_an_image_has_the_image_of_the_targets(fen: str, settings: TrainSettings
     settings = settings.but(distill_first=2.0)
     distiller = distiller_of(settings, fen)
     shares = teacher_frequencies(
-        [Prompt("P", PolicyRow(fen, (), ()), ids_of(fen), 0)],
+        [Prompt(PolicyRow(fen, (), ()), ids_of(fen), 0)],
         distiller.learner,
         TOKENIZER,
         settings,

@@ -8,12 +8,12 @@ from xml.etree import ElementTree
 import chess
 import pytest
 
-from rookworld.data.rows import MateRow, Row
+from rookworld.data.rows import MateRow
 from rookworld.data.show import ShowSettings, counts, position_svg, show
 from rookworld.data.sources import write_rows
 from rookworld.runtime.errors import ConfigError
 from rookworld.tasks.environment import transition
-from rookworld.tasks.task import PolicyRow
+from rookworld.tasks.task import PolicyRow, Row
 
 MATE = MateRow("7k/R7/8/8/8/8/8/1R5K w - - 3 9", ("b1b8",))
 ROWS: list[Row] = [

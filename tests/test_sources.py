@@ -11,12 +11,12 @@ import pytest
 
 from rookworld.data.files import write_records
 from rookworld.data.importing import ImportSettings, import_rows
-from rookworld.data.rows import TextRow, row_record, row_text
+from rookworld.data.rows import row_record, row_text
 from rookworld.data.sources import EMBEDDED, load_rows, write_rows
 from rookworld.runtime.errors import ConfigError, DataError
 from rookworld.tasks.environment import ENVIRONMENT, KINDS, transition
 from rookworld.tasks.notation import position_key
-from rookworld.tasks.task import EnvironmentRow, PolicyRow, legal_moves
+from rookworld.tasks.task import EnvironmentRow, PolicyRow, Row, legal_moves
 
 BLACK = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
 P_WHITE = PolicyRow(
@@ -25,7 +25,7 @@ P_WHITE = PolicyRow(
 P_BLACK = PolicyRow(BLACK, ("c7c5", "e7e5", "e7e6", "c7c6", "a7a5"), (-20, -25, -30, -31, -90))
 A_FIRST = transition(chess.STARTING_FEN, "d2d4")
 A_ILLEGAL = transition(BLACK, "e2e4", ("e2e4",))
-ROWS: list[TextRow] = [P_WHITE, P_BLACK, A_FIRST, A_ILLEGAL]
+ROWS: list[Row] = [P_WHITE, P_BLACK, A_FIRST, A_ILLEGAL]
 
 # As public rows have it: moves in any order, and for Black the worst of them as B.
 PUBLIC_BLACK = (
@@ -64,7 +64,7 @@ def test_parquet_keeps_rows_exactly(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="A and P rows cannot go into one Parquet file"):
         write_rows(tmp_path / "both.parquet", ROWS)
     with pytest.raises(DataError, match=r"written to \.parquet or \.jsonl"):
-        write_records(tmp_path / "rows.csv", [], "P")
+        write_records(tmp_path / "rows.csv", [], {})
 
 
 def test_import_repairs_what_is_known_and_keeps_the_rest_aside(
@@ -88,7 +88,7 @@ def test_import_repairs_what_is_known_and_keeps_the_rest_aside(
     aside = [json.loads(line) for line in Path(report.side_file).read_text().splitlines()]
     assert [bad["content"] for bad in aside] == ["P: nonsense", "hello", texts[-1]]
     assert aside[0]["place"] == f"{source}:4"
-    assert "(White to move: 0, Black: 1)" in report.notes[0]
+    assert "1 P rows with Black to move" in report.notes[0]
     counted = [note.split(" ")[0] for note in report.notes]
     assert counted == ["1", "1", "1", "3", "malformed", "1"]
     with caplog.at_level(logging.WARNING):

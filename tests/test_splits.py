@@ -8,12 +8,11 @@ from collections.abc import Iterable
 import chess
 import pytest
 
-from rookworld.data.rows import Row
 from rookworld.data.splits import seen_positions, split_name, split_rows
 from rookworld.runtime.errors import ConfigError
 from rookworld.tasks.environment import transition
 from rookworld.tasks.notation import position_key
-from rookworld.tasks.task import PolicyRow
+from rookworld.tasks.task import PolicyRow, Row
 
 
 def some_rows(count: int) -> list[Row]:

@@ -12,14 +12,14 @@ import chess.pgn
 import pytest
 from rich.console import Console
 
-from rookworld.data.rows import MateRow, Row
+from rookworld.data.rows import MateRow
 from rookworld.data.sources import write_rows
 from rookworld.evaluation.suites import EvalSettings, run_eval
 from rookworld.evaluation.tables import render_table, render_tables
 from rookworld.model.weights import save_model
 from rookworld.runtime.errors import ConfigError, DataError, ModelError, RookworldError
 from rookworld.tasks.environment import transition
-from rookworld.tasks.task import PolicyRow
+from rookworld.tasks.task import PolicyRow, Row
 from tiny import tiny_model
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"

@@ -160,7 +160,7 @@ def test_a_plan_needs_rows_of_each_task_and_held_out_positions_of_its_own() -> N
     both, trained = HeldOut(), tiny_rows(3, 3)
     with pytest.raises(DataError, match=r"no A: rows in --data .* --mix-env-ratio 0.25"):
         plan.plan(settings, tiny_rows(3, 0), both)
-    seen = HeldOut(policy=[row for row in trained if isinstance(row, PolicyRow)][:1])
+    seen = HeldOut(trained[:1])
     with pytest.raises(DataError, match="1 of 1 positions of --held-out embedded:validation"):
         plan.plan(settings, trained, seen)
     lines = plan.plan(settings, trained, both)

@@ -29,7 +29,7 @@ from rookworld.rl.self_distill import Distiller
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import new_value_head
 from rookworld.rl.update import Gradient
-from rookworld.rollout.collector import Prompts
+from rookworld.rollout.prompts import Prompts
 from rookworld.rollout.types import Alternatives, Group, Promises, Prompt
 from rookworld.tasks.reward import RunningNorm
 from rookworld.tasks.task import Verdict

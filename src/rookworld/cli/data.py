@@ -14,10 +14,13 @@ from rookworld.cli.flags import leading, parse
 from rookworld.data.generate.generator import generate
 from rookworld.data.generate.settings import GenerateSettings
 from rookworld.data.importing import ImportSettings, import_rows
+from rookworld.data.rows import MATE
 from rookworld.data.show import ShowSettings
 from rookworld.data.show import show as show_rows
 from rookworld.runtime.config import suggestion
 from rookworld.runtime.errors import ConfigError, DataError
+from rookworld.tasks.environment import ENVIRONMENT
+from rookworld.tasks.policy import POLICY
 
 if TYPE_CHECKING:
     from rookworld.pretrain.dataset import Packed
@@ -130,8 +133,8 @@ def packed_task(packed: Packed) -> str:
 
     last = int(packed.fields.max())
     if last >= STATE:
-        return "A"
-    return "mate" if last == FIRST_MOVE else "P"
+        return ENVIRONMENT.letter
+    return MATE if last == FIRST_MOVE else POLICY.letter
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from rookworld.cli.display import bar, show
 from rookworld.cli.flags import leading, parse
+from rookworld.data.rows import text_row
 from rookworld.runtime.config import Composed
 from rookworld.runtime.errors import ConfigError, DataError
-from rookworld.tasks.environment import ENVIRONMENT
-from rookworld.tasks.policy import POLICY
+from rookworld.tasks.registry import task_of
 from rookworld.tasks.reward import RewardRules
 from rookworld.tasks.task import Judge, Verdict
 
@@ -84,15 +84,10 @@ def score_line(line: str, where: str, rules: RewardRules, judge: Judge | None) -
         raise DataError(f'{where}: expected {{"row": "…", "completion": "…"}}') from None
     if not isinstance(row_text, str) or not isinstance(completion, str):
         raise DataError(f"{where}: row and completion must be texts")
-    if row_text.lstrip().startswith("P: "):
-        policy = POLICY.row_from_text(row_text)
-        if policy is not None:
-            return POLICY.verify(policy, completion, rules, judge)
-    else:
-        environment = ENVIRONMENT.row_from_text(row_text)
-        if environment is not None:
-            return ENVIRONMENT.verify(environment, completion, rules)
-    raise DataError(f"{where}: not a gold row: {row_text[:60]!r}")
+    row = text_row(row_text)
+    if row is None:
+        raise DataError(f"{where}: not a gold row: {row_text[:60]!r}")
+    return task_of(row).verify(row, completion, rules, judge)
 
 
 def evaluate(args: list[str]) -> int:

@@ -39,6 +39,7 @@ def pretrain(args: list[str]) -> int:
     from rookworld.pretrain import trainer as loop
     from rookworld.pretrain.sources import load_sources, pick_tokenizer
     from rookworld.runtime import distributed
+    from rookworld.tasks.registry import TASKS
 
     plain = resolved(settings)
     start = resolved(PretrainSettings())
@@ -54,7 +55,7 @@ def pretrain(args: list[str]) -> int:
     for packed, share in sources:
         say(f"{dataset.summary(packed)}, share {share:g}")
     rows = settings.eval_rows
-    held = held_out_from(n_policy=rows, n_environment=rows, n_mates=rows)
+    held = held_out_from("embedded:validation", dict.fromkeys(TASKS, rows), n_mates=rows)
 
     def measure(model: GPT2, tokenizer: Tokenizer) -> dict[str, Any]:
         return evaluate(ModelAnswerer(model, tokenizer), held).to_json()

@@ -13,6 +13,7 @@ from rich.table import Table
 from rookworld.cli.display import Bar, banner, bar, say, show, speaks
 from rookworld.cli.evaluate import open_judge
 from rookworld.cli.flags import layered, leading, parse, take_option
+from rookworld.data.rows import task_rows
 from rookworld.data.sources import load_rows
 from rookworld.rl.presets import TRAIN_PRESETS
 from rookworld.rl.settings import TrainSettings
@@ -20,7 +21,10 @@ from rookworld.runtime.config import of_run, override, resolved, short_hash
 from rookworld.runtime.errors import ConfigError
 from rookworld.runtime.processes import Interrupted
 from rookworld.runtime.run_folder import FIRST_ROWS
-from rookworld.tasks.task import EnvironmentRow, PolicyRow
+from rookworld.tasks.environment import ENVIRONMENT
+from rookworld.tasks.policy import POLICY
+from rookworld.tasks.registry import TASKS, headline_metrics, task_of
+from rookworld.tasks.task import Row
 
 if TYPE_CHECKING:
     from rookworld.evaluation.evaluate import Evaluation, HeldOut
@@ -29,11 +33,9 @@ if TYPE_CHECKING:
     from rookworld.rollout.types import Group
 
 COMMAND = "rookworld train"
-Rows = list[PolicyRow | EnvironmentRow]
+Rows = list[Row]
 Train = Callable[..., Path]
 """A loop: settings, rows, evaluation, judge and hooks in, the final model's folder out."""
-SHOWN = ("reward/sampled", "reward/greedy", "P/format", "P/legal", "P/best", "P/top5", "A/exact")
-PERCENT = ("P/", "A/", "mate1/")
 
 
 def read_settings(
@@ -72,8 +74,7 @@ def usual(args: Sequence[str]) -> Sequence[str]:
 
 def read_rows(sources: Sequence[str]) -> Rows:
     """Prompt rows of every source; mates without an analysis have no reward and are left out."""
-    rows = [row for source in sources for row in load_rows(source)]
-    return [row for row in rows if isinstance(row, PolicyRow | EnvironmentRow)]
+    return task_rows(row for source in sources for row in load_rows(source))
 
 
 def train(args: list[str]) -> int:
@@ -122,17 +123,17 @@ def dry_run(settings: TrainSettings, rows: Rows) -> int:
     """Say what a run would do, having read its data and its model's tokenizer."""
     from rookworld.model.tokenizer import Tokenizer
     from rookworld.model.weights import read_config, resolve_folder
-    from rookworld.rollout.collector import Prompts
+    from rookworld.rollout.prompts import Prompts
 
     folder = resolve_folder(settings.model)
     shape, tokenizer = read_config(folder), Tokenizer.load(folder)
     prompts = Prompts(rows, tokenizer, settings.mix_env_ratio, settings.seed)
     letters = "".join(prompt.letter for prompt in prompts.take(settings.batch_size))
     if len(letters) > 64:
-        letters = f"{letters.count('P')} P and {letters.count('A')} A"
-    counts = {letter: len(pile) for letter, pile in prompts.piles.items()}
+        letters = " and ".join(f"{letters.count(one)} {one}" for one in TASKS if one in letters)
+    counts = ", ".join(f"{len(rows):,} {letter}" for letter, rows in prompts.rows.items())
     print(f"model: {shape.n_layer} layers, width {shape.n_embd}, {tokenizer.style} tokenizer")
-    print(f"rows: {counts['P']:,} P, {counts['A']:,} A; first batch {letters}")
+    print(f"rows: {counts}; first batch {letters}")
     print(settings.outline())
     return 0
 
@@ -167,8 +168,10 @@ def held_out(settings: TrainSettings) -> HeldOut:
 
     return held_out_from(
         settings.evaluation.held_out,
-        n_policy=settings.evaluation.eval_policy_rows,
-        n_environment=settings.evaluation.eval_environment_rows,
+        {
+            POLICY.letter: settings.evaluation.eval_policy_rows,
+            ENVIRONMENT.letter: settings.evaluation.eval_environment_rows,
+        },
         n_mates=settings.evaluation.eval_mates,
     )
 
@@ -201,10 +204,11 @@ def watch(
 
     def on_step(step: int, metrics: Mapping[str, float]) -> None:
         record(step, metrics)
-        valid = metrics.get("reward/P/format", metrics.get("reward/A/format", 0.0))
+        formats = [metrics.get(f"reward/{letter}/format") for letter in TASKS]
+        valid = next((one for one in formats if one is not None), 0.0)
         tasks = " ".join(
             f"{letter} {metrics[f'reward/{letter}']:.3f}"
-            for letter in ("P", "A")
+            for letter in TASKS
             if f"reward/{letter}" in metrics
         )
         progress.update(
@@ -221,7 +225,9 @@ def watch(
         if step == 0:
             save_found(settings.out / FIRST_ROWS, evaluation, evaluated(settings))
         found = evaluation.estimates
-        numbers = " ".join(f"{name} {found[name].value:.3f}" for name in SHOWN if name in found)
+        numbers = " ".join(
+            f"{name} {found[name].value:.3f}" for name in headline_metrics() if name in found
+        )
         progress.say(f"held-out after step {step}: {numbers}")
 
     def on_samples(step: int, groups: Sequence[Group]) -> None:
@@ -305,9 +311,9 @@ def before_after(before: Evaluation, after: Evaluation) -> Table:
     differences = paired(before, after)
     table = Table("metric", "before", "after", "difference", "95 % interval", "rows")
     for name, change in differences.items():
-        if name not in SHOWN and not name.startswith(("mate1/accuracy", "A/by_kind")):
+        if not shown(name):
             continue
-        scale, unit, places = (100, " %", 1) if name.startswith(PERCENT) else (1, "", 3)
+        scale, unit, places = (1, "", 3) if name.startswith("reward/") else (100, " %", 1)
         table.add_row(
             name,
             f"{scale * before.estimates[name].value:.{places}f}{unit}",
@@ -317,6 +323,11 @@ def before_after(before: Evaluation, after: Evaluation) -> Table:
             f"{change.n}",
         )
     return table
+
+
+def shown(metric: str) -> bool:
+    """Whether a table of before and after has it; of a class alone it has everything."""
+    return "/by_" in metric or metric in (*headline_metrics(), "mate1/accuracy")
 
 
 def samples_table(step: int, groups: Sequence[Group]) -> Table:
@@ -409,14 +420,8 @@ def inspect(args: list[str]) -> int:
 
 
 def inspected(group: Group) -> Table:
-    from rookworld.tasks.environment import ENVIRONMENT
-    from rookworld.tasks.policy import POLICY
-
     row = group.prompt.row
-    if isinstance(row, PolicyRow):
-        truth = POLICY.answer(row, "compact")
-    else:
-        truth = ENVIRONMENT.answer(row, "compact")
+    truth = task_of(row).answer(row, "compact")
     parts = sorted({name for verdict in group.verdicts for name in verdict.parts})
     table = Table("reward", *parts, "answer", "why", title=f"{group.prompt.letter}: {row.fen}")
     table.add_row("truth", *["" for _ in parts], truth, "")

@@ -1,4 +1,4 @@
-"""Files of records: Parquet and JSONL, with the columns of each task.
+"""Files of records: Parquet and JSONL, with columns of given types.
 
 Parquet keeps a note of its origin (settings, engine, counts) in its metadata. pyarrow is imported
 only where Parquet is touched, so JSONL and text work without it.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +16,14 @@ from rookworld.runtime.atomic_files import atomic_file, write_text
 from rookworld.runtime.errors import DataError
 
 Record = dict[str, Any]
+Columns = Mapping[str, str]
+"""Column name → type."""
 
 ORIGIN_KEY = b"rookworld"
-COLUMNS: dict[str, dict[str, str]] = {
-    "P": {"fen": "string", "moves": "list<string>", "cp": "list<int32>", "depth": "int16"},
-    "A": {
-        "fen": "string",
-        "move": "string",
-        "history": "list<string>",
-        "next_fen": "string",
-        "reward": "double",
-        "terminated": "bool",
-        "truncated": "bool",
-        "kind": "string",
-    },
-    "mate": {"fen": "string", "mates": "list<string>"},
-}
-"""Column name → type, by task."""
 
 
 def write_records(
-    path: Path, records: Sequence[Record], task: str, origin: dict[str, Any] | None = None
+    path: Path, records: Sequence[Record], columns: Columns, origin: dict[str, Any] | None = None
 ) -> None:
     """Write records to .parquet or .jsonl, whole or not at all."""
     if path.suffix not in (".parquet", ".jsonl"):
@@ -45,11 +32,11 @@ def write_records(
         write_text(path, "".join(json.dumps(record) + "\n" for record in records))
         return
     with atomic_file(path) as temporary:
-        _write_parquet(temporary, records, task, origin)
+        _write_parquet(temporary, records, columns, origin)
 
 
 def _write_parquet(
-    path: Path, records: Sequence[Record], task: str, origin: dict[str, Any] | None
+    path: Path, records: Sequence[Record], columns: Columns, origin: dict[str, Any] | None
 ) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -59,14 +46,15 @@ def _write_parquet(
         "list<string>": pa.list_(pa.string()),
         "list<int32>": pa.list_(pa.int32()),
         "int16": pa.int16(),
+        "int32": pa.int32(),
         "double": pa.float64(),
         "bool": pa.bool_(),
     }
-    schema = pa.schema([(name, types[kind]) for name, kind in COLUMNS[task].items()])
+    schema = pa.schema([(name, types[kind]) for name, kind in columns.items()])
     if origin is not None:
         schema = schema.with_metadata({ORIGIN_KEY: json.dumps(origin)})
-    columns = [[record[name] for record in records] for name in COLUMNS[task]]
-    table = pa.table(columns, schema=schema)
+    values = [[record[name] for record in records] for name in columns]
+    table = pa.table(values, schema=schema)
     pq.write_table(table, path, compression="zstd", compression_level=15)
 
 

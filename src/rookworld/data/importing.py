@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rookworld.data.intake import Intake
-from rookworld.data.rows import Row, row_key, row_text, task_name
+from rookworld.data.rows import row_key, row_text, task_name, task_rows
 from rookworld.data.sources import read_source, write_rows
 from rookworld.data.splits import split_rows
 from rookworld.runtime.atomic_files import write_text
 from rookworld.runtime.errors import ConfigError, DataError
-from rookworld.tasks.task import EnvironmentRow, PolicyRow, Style
+from rookworld.tasks.task import Row, Style
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ def _write(path: Path, rows: list[Row], style: Style) -> None:
     if path.suffix != ".txt":
         write_rows(path, rows)
         return
-    texts = [row_text(row, style) for row in rows if isinstance(row, PolicyRow | EnvironmentRow)]
+    texts = [row_text(row, style) for row in task_rows(rows)]
     if len(texts) < len(rows):
         raise DataError(f"{path}: mates have no text form; write them to .parquet or .jsonl")
     write_text(path, "".join(text + "\n" for text in texts))

@@ -1,8 +1,7 @@
 """Rows from outside: read, checked, repaired where the fault is known, counted where it is not.
 
-Public RookWorld rows have two known faults. Some lack the `A: ` prefix; and whenever Black is to
-move, B names the worst of the five moves, not the best. Evaluations are right, so the order of
-moves, and with it B, is taken from them. Labels of A rows are replaced by what the rules say.
+Which faults public RookWorld rows are known for, and what is done about them, each task says
+(`repair`).
 
 The law: nothing is dropped in silence. What cannot be read is kept with its place and the reason.
 """
@@ -10,15 +9,15 @@ The law: nothing is dropped in silence. What cannot be read is kept with its pla
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rookworld.data.rows import Row, record_row, text_row
+from rookworld.data.rows import record_row, text_row
 from rookworld.runtime.errors import DataError
-from rookworld.tasks.environment import transition
-from rookworld.tasks.policy import POLICY
-from rookworld.tasks.task import EnvironmentRow, PolicyRow
+from rookworld.tasks.registry import TASKS, task_of
+from rookworld.tasks.task import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,30 +34,23 @@ class Intake:
     """Takes texts and records, gives rows, and remembers what it had to do for that."""
 
     rows: int = 0
-    unprefixed: int = 0
-    """A rows that lacked their prefix."""
-    repaired_white: int = 0
-    """P rows with White to move whose B was not the move with the highest evaluation."""
-    repaired_black: int = 0
-    """The same with Black to move."""
-    relabelled: int = 0
-    """A rows whose labels were not what the rules say."""
+    repairs: Counter[str] = field(default_factory=Counter)
+    """Rows by what was wrong with them and was put right, in words."""
     malformed: list[Malformed] = field(default_factory=list)
 
     def text(self, text: str, place: str) -> Row | None:
         """The row of a document; None, and one malformed more, if it is none."""
         row = text_row(text)
         if row is None:
-            self._reject(place, "neither a P nor an A row", text)
+            self._reject(place, f"no {' nor '.join(TASKS)} row", text)
             return None
-        if isinstance(row, PolicyRow):
-            self._count_repair(row, text)
-            return self._accept(row)
-        self.unprefixed += not text.lstrip().startswith("A:")
-        if not row.history or row.history[-1] != row.move:
-            self._reject(place, "the history does not end with the move", text)
+        try:
+            repaired, repairs = task_of(row).repair(row, text)
+        except DataError as error:
+            self._reject(place, str(error), text)
             return None
-        return self._accept(self._by_rule(row))
+        self.repairs.update(repairs)
+        return self._accept(repaired)
 
     def record(self, record: Mapping[str, Any], place: str) -> Row | None:
         """The row of a record, which holds columns of ours or one column `text`."""
@@ -84,16 +76,8 @@ class Intake:
 
     def notes(self) -> Iterator[str]:
         """What was repaired and what was malformed, one line each."""
-        if repaired := self.repaired_white + self.repaired_black:
-            yield (
-                f"{repaired:,} P rows named another move than their best as B (White to move:"
-                f" {self.repaired_white:,}, Black: {self.repaired_black:,}): B is now the move with"
-                " the highest evaluation"
-            )
-        if self.unprefixed:
-            yield f"{self.unprefixed:,} rows without a prefix were taken as A rows"
-        if self.relabelled:
-            yield f"{self.relabelled:,} A rows had labels against the rules: they now follow them"
+        for what, count in self.repairs.items():
+            yield f"{count:,} {what}"
         if self.malformed:
             first = self.malformed[0]
             yield (
@@ -107,16 +91,3 @@ class Intake:
 
     def _reject(self, place: str, reason: str, content: str) -> None:
         self.malformed.append(Malformed(place, reason, content))
-
-    def _count_repair(self, row: PolicyRow, text: str) -> None:
-        said = POLICY.parse(text.partition("M:")[2].strip())
-        if dict(zip(row.moves, row.cp, strict=True))[said.best] < row.cp[0]:
-            if row.fen.split()[1] == "w":
-                self.repaired_white += 1
-            else:
-                self.repaired_black += 1
-
-    def _by_rule(self, row: EnvironmentRow) -> EnvironmentRow:
-        true = transition(row.fen, row.move, row.history[:-1])
-        self.relabelled += true != row
-        return true

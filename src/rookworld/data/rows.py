@@ -6,15 +6,15 @@ is the same but for the depth, which text does not hold (compact text rounds eva
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 from rookworld.runtime.errors import DataError
-from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.notation import position_key
 from rookworld.tasks.policy import POLICY
-from rookworld.tasks.task import EnvironmentRow, PolicyRow, Style
+from rookworld.tasks.registry import TASKS, task_of, task_of_record, task_of_text
+from rookworld.tasks.task import Row, Style
 
 Record = dict[str, Any]
 
@@ -27,36 +27,48 @@ class MateRow:
     mates: tuple[str, ...]
 
 
-TextRow = PolicyRow | EnvironmentRow
-Row = PolicyRow | EnvironmentRow | MateRow
+MATE = "mate"
+"""What mates are called where rows are called by their task's letter."""
+MATE_COLUMNS = {"fen": "string", "mates": "list<string>"}
+
+
+def is_mate_row(row: Row) -> TypeGuard[MateRow]:
+    """Whether a row is of no task: nobody is asked to write out all mates."""
+    return isinstance(row, MateRow)
+
+
+def task_rows(rows: Iterable[Row]) -> list[Row]:
+    """The rows that belong to a task."""
+    return [row for row in rows if not is_mate_row(row)]
 
 
 def task_name(row: Row) -> str:
-    """P, A or mate."""
-    if isinstance(row, PolicyRow):
-        return "P"
-    return "A" if isinstance(row, EnvironmentRow) else "mate"
+    """The letter of the row's task, or mate."""
+    return MATE if is_mate_row(row) else task_of(row).letter
 
 
-def row_text(row: TextRow, style: Style = "padded") -> str:
+def columns_of(name: str) -> Mapping[str, str]:
+    """Column name → type of a Parquet file, by what `task_name` says."""
+    return MATE_COLUMNS if name == MATE else TASKS[name].columns
+
+
+def row_text(row: Row, style: Style = "padded") -> str:
     """A row as a document, prompt and answer, without the end token."""
-    if isinstance(row, PolicyRow):
-        return POLICY.prompt(row, style) + POLICY.answer(row, style)
-    return ENVIRONMENT.prompt(row, style) + ENVIRONMENT.answer(row, style)
+    task = task_of(row)
+    return task.prompt(row, style) + task.answer(row, style)
 
 
-def text_row(text: str) -> TextRow | None:
+def text_row(text: str) -> Row | None:
     """The row of a document, None if it is malformed; without a prefix it is an A row."""
-    if text.lstrip().startswith("P:"):
-        return POLICY.row_from_text(text)
-    return ENVIRONMENT.row_from_text(text)
+    row: Row | None = task_of_text(text).row_from_text(text)
+    return row
 
 
 def row_record(row: Row) -> Record:
     """A row as columns of a file."""
+    values = {name: getattr(row, name) for name in columns_of(task_name(row))}
     return {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in asdict(row).items()
+        name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
     }
 
 
@@ -65,20 +77,14 @@ def record_row(record: Mapping[str, Any]) -> Row:
     try:
         if "mates" in record:
             return MateRow(record["fen"], tuple(record["mates"]))
-        if "next_fen" in record:
-            fields = {name: record[name] for name in EnvironmentRow.__slots__}
-            return EnvironmentRow(**{**fields, "history": tuple(record["history"])})
-        moves, cp = tuple(record["moves"]), tuple(record["cp"])
+        row: Row = (task_of_record(record) or POLICY).row_from_record(record)
     except KeyError as error:
         raise DataError(f"no column {error} among {sorted(record)}") from error
     except TypeError as error:
         raise DataError(f"a column is empty or of the wrong type: {dict(record)}") from error
-    if not moves or len(moves) != len(cp):
-        raise DataError(f"{len(moves)} moves with {len(cp)} evaluations: {record['fen']}")
-    return PolicyRow(record["fen"], moves, cp, record.get("depth") or 0)
+    return row
 
 
 def row_key(row: Row) -> str:
     """What makes two rows repetitions of each other: the position, for A with the move."""
-    key = position_key(row.fen)
-    return f"{key} {row.move}" if isinstance(row, EnvironmentRow) else key
+    return position_key(row.fen) if is_mate_row(row) else str(task_of(row).key(row))

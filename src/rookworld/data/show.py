@@ -11,13 +11,14 @@ from typing import Literal
 import chess
 import chess.svg
 
-from rookworld.data.rows import MateRow, Row, row_text, task_name
+from rookworld.data.rows import is_mate_row, row_text, task_name
 from rookworld.data.sources import load_rows
 from rookworld.runtime.atomic_files import write_text
 from rookworld.runtime.errors import ConfigError
 from rookworld.tasks.engine import parse_position
-from rookworld.tasks.notation import is_mate, is_move_text
-from rookworld.tasks.task import PolicyRow, Style
+from rookworld.tasks.notation import is_move_text
+from rookworld.tasks.registry import task_of
+from rookworld.tasks.task import Letter, Row, Style
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,7 @@ class ShowSettings:
     source: str = "embedded"
     """File, folder, hub id, or embedded, embedded:train, :validation, :test, :mate."""
 
-    task: Literal["P", "A", "mate"] | None = None
+    task: Letter | Literal["mate"] | None = None
     """Rows of this task only."""
 
     first: int = 0
@@ -70,7 +71,7 @@ def show(settings: ShowSettings) -> Shown:
 
 def shown_text(row: Row, style: Style) -> str:
     """A row as it is printed; mates have no document and are named by their moves."""
-    if isinstance(row, MateRow):
+    if is_mate_row(row):
         return f"{row.fen} mates: {' '.join(row.mates)}"
     return row_text(row, style)
 
@@ -86,10 +87,8 @@ def counts(rows: Iterable[Row]) -> dict[str, int]:
 
 
 def row_class(row: Row) -> str:
-    """A: the kind of transition. P: moves listed, or that a mate is in sight. Mates: how many."""
-    if isinstance(row, PolicyRow):
-        return "mate_in_sight" if is_mate(row.cp[0]) else f"{len(row.moves)}_moves"
-    return f"{len(row.mates)}_moves" if isinstance(row, MateRow) else row.kind
+    """Its task's class; of mates how many there are."""
+    return f"{len(row.mates)}_moves" if is_mate_row(row) else str(task_of(row).row_class(row))
 
 
 def position_svg(row: Row, size: int = 400) -> str:
@@ -106,8 +105,5 @@ def position_svg(row: Row, size: int = 400) -> str:
 
 def row_moves(row: Row) -> list[chess.Move]:
     """The moves of a row that can be drawn, the best first."""
-    if isinstance(row, PolicyRow):
-        texts = row.moves
-    else:
-        texts = row.mates if isinstance(row, MateRow) else (row.move,)
+    texts = row.mates if is_mate_row(row) else task_of(row).moves(row)
     return [chess.Move.from_uci(text) for text in texts if is_move_text(text)]

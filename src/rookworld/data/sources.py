@@ -20,8 +20,9 @@ from pathlib import Path
 
 from rookworld.data.files import iterate_parquet, read_fens, write_records
 from rookworld.data.intake import Intake
-from rookworld.data.rows import Row, row_record, task_name
+from rookworld.data.rows import columns_of, row_record, task_name
 from rookworld.runtime.errors import DataError
+from rookworld.tasks.task import Row
 
 log = logging.getLogger(__name__)
 
@@ -133,4 +134,4 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
     if not kept or (len(tasks) > 1 and path.suffix == ".parquet"):
         held = " and ".join(sorted(tasks)) or "no"
         raise DataError(f"{path}: {held} rows cannot go into one Parquet file")
-    write_records(path, [row_record(row) for row in kept], tasks.pop())
+    write_records(path, [row_record(row) for row in kept], columns_of(tasks.pop()))

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from itertools import accumulate
 
-from rookworld.data.rows import Row
 from rookworld.runtime.errors import ConfigError
 from rookworld.tasks.notation import position_key
+from rookworld.tasks.task import Row
 
 SHARES: Mapping[str, float] = {"train": 2 / 3, "validation": 1 / 6, "test": 1 / 6}
 """Shares of the embedded rows."""

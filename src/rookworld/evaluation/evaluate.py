@@ -23,9 +23,9 @@ import chess
 import numpy as np
 
 from rookworld.data.puzzles import Mate, Puzzle, mate_of, read_mates
-from rookworld.data.rows import MateRow, row_key
+from rookworld.data.rows import is_mate_row, row_key, task_rows
 from rookworld.data.sources import load_rows
-from rookworld.evaluation.generator import Answer, Answerer, analyses, prompt_key
+from rookworld.evaluation.generator import Answerer, analyses, prompt_key
 from rookworld.evaluation.statistics import (
     Estimate,
     PairedDifference,
@@ -38,24 +38,23 @@ from rookworld.evaluation.statistics import (
 )
 from rookworld.runtime.atomic_files import atomic_file
 from rookworld.runtime.errors import DataError
-from rookworld.tasks.environment import ENVIRONMENT, KINDS
-from rookworld.tasks.policy import POLICY
+from rookworld.tasks.environment import ENVIRONMENT
+from rookworld.tasks.registry import TASKS, by_task
 from rookworld.tasks.reward import RewardRules
-from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow, Task, legal_moves
+from rookworld.tasks.scorer import prefetch
+from rookworld.tasks.task import AnyTask, EnvironmentRow, Judge, PolicyRow, Row, legal_moves
 
 AnyRow = TypeVar("AnyRow")
 Scores = dict[str, float | None]
 
-PHASES = ("opening", "middlegame", "endgame")
 DEFAULT_RULES = RewardRules()
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The rows of an evaluation; each part may be empty."""
+    """What an evaluation asks: rows of any tasks, and mates in one; either may be empty."""
 
-    policy: Sequence[PolicyRow] = ()
-    environment: Sequence[EnvironmentRow] = ()
+    rows: Sequence[Row] = ()
     mates: Sequence[Mate] = ()
 
 
@@ -91,16 +90,12 @@ def evaluate(
 
     `judge` None means the rows' own labels.
     """
-    policy = policy_scores(answerer, held_out.policy, rules, judge)
-    environment = environment_scores(answerer, held_out.environment, rules)
-    rows = {"reward/greedy": _rewards(policy, environment)}
+    greedy = task_scores(answerer, held_out.rows, rules, judge)
+    rows = {"reward/greedy": _rewards(greedy)}
     if sampled is not None:
-        rows["reward/sampled"] = _rewards(
-            policy_scores(sampled, held_out.policy, rules, judge),
-            environment_scores(sampled, held_out.environment, rules),
-        )
-    rows |= policy_columns(held_out.policy, policy)
-    rows |= environment_columns(held_out.environment, environment)
+        rows["reward/sampled"] = _rewards(task_scores(sampled, held_out.rows, rules, judge))
+    for letter, scored in greedy.items():
+        rows |= _columns(letter, scored)
     rows |= mate_columns(answerer, held_out.mates)
     return Evaluation.of(rows)
 
@@ -136,35 +131,35 @@ def paired(before: Evaluation, after: Evaluation) -> dict[str, PairedDifference]
 
 
 def held_out_from(
-    source: str = "embedded:validation",
+    source: str,
+    counts: Mapping[str, int],
     *,
     mates: str = "embedded:mate",
-    n_policy: int,
-    n_environment: int,
     n_mates: int,
 ) -> HeldOut:
     """At most so many rows of each task from `source`, and mates in one from a source of theirs.
 
-    A count of 0 leaves its part out, and a source that nothing is wanted of unread.
+    A count of 0 leaves its part out, and a source that nothing is wanted of unread; a task without
+    a count takes as many as the task with the most.
     """
-    rows = load_rows(source) if n_policy or n_environment else []
-    policy = [row for row in rows if isinstance(row, PolicyRow)]
-    environment = [row for row in rows if isinstance(row, EnvironmentRow)]
-    for letter, found, wanted in (("P", policy, n_policy), ("A", environment, n_environment)):
-        if wanted and not found:
+    most = max(counts.values())
+    found = by_task(task_rows(load_rows(source) if most else []))
+    for letter, wanted in counts.items():
+        if wanted and not found[letter]:
             raise DataError(f"{source}: no {letter} row in it")
-    return HeldOut(
-        spread(policy, n_policy, row_key),
-        spread(environment, n_environment, row_key),
-        mates_from(mates, n_mates) if n_mates else (),
-    )
+    rows = [
+        row
+        for letter, same in found.items()
+        for row in spread(same, counts.get(letter, most), row_key)
+    ]
+    return HeldOut(rows, mates_from(mates, n_mates) if n_mates else ())
 
 
 def mates_from(source: str, n: int) -> list[Mate]:
     """At most `n` mates in one: a BIG-bench or Lichess file, or any source with mates of ours."""
     if Path(source).suffix in (".json", ".csv", ".zst"):
         return read_mates(Path(source), n)
-    rows = [row for row in load_rows(source) if isinstance(row, MateRow)]
+    rows = [row for row in load_rows(source) if is_mate_row(row)]
     # a forced mate that takes longer than a move has no mating move yet
     in_one = (mate for row in spread(rows, len(rows), row_key) if (mate := mate_of(row.fen)).mates)
     if not (found := list(islice(in_one, n))):
@@ -180,62 +175,35 @@ def spread(rows: Sequence[AnyRow], n: int, key: Callable[[AnyRow], str]) -> list
     return sorted(rows, key=lambda row: (prompt_key(key(row)), key(row)))[:n]
 
 
-def policy_scores(
-    answerer: Answerer, rows: Sequence[PolicyRow], rules: RewardRules, judge: Judge | None = None
-) -> list[Scores]:
-    """Reward (as `total`) and metrics of each row."""
-    if judge is not None:
-        judge.prefetch(rows)
-
-    def score(row: PolicyRow, answer: Answer) -> Scores:
-        scores = POLICY.metrics(row, answer.text, judge, finished=answer.finished)
-        said = POLICY.parse(answer.text).best if answer.finished else ""
-        # `best` of the task lets a move that is just as good pass; the published number does not.
-        exact = float(said == POLICY.truth(row, judge).moves[0])
-        white = scores["best_white"] is not None
-        return scores | {
-            "best": exact,
-            "best_white": exact if white else None,
-            "best_black": None if white else exact,
-            "best_or_equal": scores["best"],
-        }
-
-    return _scores(POLICY, answerer, rows, rules, judge, score)
-
-
-def environment_scores(
-    answerer: Answerer, rows: Sequence[EnvironmentRow], rules: RewardRules
-) -> list[Scores]:
-    """Reward (as `total`) and metrics of each row."""
-
-    def score(row: EnvironmentRow, answer: Answer) -> Scores:
-        scores = ENVIRONMENT.metrics(row, answer.text, finished=answer.finished)
-        said = ENVIRONMENT.parse(answer.text).fen if scores["format"] else ""
-        return scores | {
-            "squares": scores["similarity"],
-            "similarity": text_similarity(said, row.next_fen),
-        }
-
-    return _scores(ENVIRONMENT, answerer, rows, rules, None, score)
+def task_scores(
+    answerer: Answerer, rows: Sequence[Row], rules: RewardRules, judge: Judge | None = None
+) -> dict[str, list[Scores]]:
+    """Of each task that has rows, by its letter: reward (as `total`) and metrics of each row."""
+    prefetch(judge, rows)
+    return {
+        letter: _scores(TASKS[letter], answerer, same, rules, judge)
+        for letter, same in by_task(rows).items()
+        if same
+    }
 
 
 def _scores(
-    task: Task[AnyRow],
+    task: AnyTask,
     answerer: Answerer,
-    rows: Sequence[AnyRow],
+    rows: Sequence[Row],
     rules: RewardRules,
     judge: Judge | None,
-    score: Callable[[AnyRow, Answer], Scores],
 ) -> list[Scores]:
     """For each row the mean over its samples of the reward and of every score."""
     answers = iter(answerer.answer([task.prompt(row, answerer.style) for row in rows]))
     scored = []
     for row in rows:
         samples = []
-        for answer in (next(answers) for _ in range(answerer.samples)):
-            verdict = task.verify(row, answer.text, rules, judge, finished=answer.finished)
-            samples.append(score(row, answer) | {"total": verdict.total})
-        scored.append({name: _mean(one[name] for one in samples) for name in samples[0]})
+        for one in (next(answers) for _ in range(answerer.samples)):
+            verdict = task.verify(row, one.text, rules, judge, finished=one.finished)
+            found = task.metrics(row, one.text, judge, finished=one.finished)
+            samples.append(found | {"total": verdict.total})
+        scored.append({name: _mean(found[name] for found in samples) for name in samples[0]})
     return scored
 
 
@@ -244,39 +212,13 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return sum(there) / len(there) if there else None
 
 
-def _rewards(policy: Sequence[Scores], environment: Sequence[Scores]) -> Values:
-    return known(scores["total"] for scores in (*policy, *environment))
+def _rewards(scored: Mapping[str, Sequence[Scores]]) -> Values:
+    return known(scores["total"] for same in scored.values() for scores in same)
 
 
 def _columns(letter: str, scored: Sequence[Scores]) -> dict[str, Values]:
-    names = [name for name in (scored[0] if scored else {}) if name != "total"]
+    names = [name for name in scored[0] if name != "total"]
     return {f"{letter}/{name}": known(scores[name] for scores in scored) for name in names}
-
-
-def _where(values: Values, chosen: Iterable[bool]) -> Values:
-    return np.where(np.fromiter(chosen, dtype=bool, count=values.size), values, np.nan)
-
-
-def policy_columns(rows: Sequence[PolicyRow], scored: Sequence[Scores]) -> dict[str, Values]:
-    """`P/…` row by row, best-move accuracy also by phase."""
-    columns = _columns("P", scored)
-    if columns:
-        phases = [phase(row.fen) for row in rows]
-        for name in PHASES:
-            columns[f"P/best_{name}"] = _where(columns["P/best"], (one == name for one in phases))
-    return columns
-
-
-def environment_columns(
-    rows: Sequence[EnvironmentRow], scored: Sequence[Scores]
-) -> dict[str, Values]:
-    """`A/…` row by row, exactness also by class of move."""
-    columns = _columns("A", scored)
-    if columns:
-        for kind in KINDS:
-            chosen = (row.kind == kind for row in rows)
-            columns[f"A/by_kind/{kind}"] = _where(columns["A/exact"], chosen)
-    return columns
 
 
 def mate_columns(answerer: Answerer, mates: Sequence[Mate]) -> dict[str, Values]:
@@ -332,33 +274,9 @@ def majority_baseline(rows: Sequence[EnvironmentRow]) -> dict[str, Estimate]:
         "truncated": [row.truncated for row in rows],
     }
     return {
-        f"A/baseline/{name}": share(Counter(labels).most_common(1)[0][1], len(labels))
+        f"{ENVIRONMENT.letter}/baseline/{name}": share(
+            Counter(labels).most_common(1)[0][1], len(labels)
+        )
         for name, labels in fields.items()
         if labels
     }
-
-
-def phase(fen: str) -> str:
-    """opening, middlegame or endgame.
-
-    Endgame: at most six pieces besides kings and pawns are left, both sides together. Opening:
-    more than ten, and not after move 12. Middlegame: everything else.
-    """
-    placement, *_, move_number = fen.split()
-    pieces = sum(letter in "nbrqNBRQ" for letter in placement)
-    if pieces <= 6:
-        return "endgame"
-    return "opening" if pieces > 10 and int(move_number) <= 12 else "middlegame"
-
-
-def text_similarity(a: str, b: str) -> float:
-    """1 - Levenshtein distance / length of the longer text; 1 for equal texts."""
-    if a == b:
-        return 1.0
-    previous = list(range(len(b) + 1))
-    for i, x in enumerate(a, 1):
-        current = [i]
-        for j, y in enumerate(b, 1):
-            current.append(min(previous[j] + 1, current[-1] + 1, previous[j - 1] + (x != y)))
-        previous = current
-    return 1 - previous[-1] / max(len(a), len(b))

@@ -17,18 +17,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from rookworld.tasks.policy import POLICY, PolicyAnswer
+from rookworld.tasks.registry import task_of_text
 from rookworld.tasks.task import PolicyRow, Style
 
 if TYPE_CHECKING:
     from rookworld.model.gpt2 import GPT2
     from rookworld.model.sampling.sampler import Sampler
     from rookworld.model.tokenizer import Tokenizer
-
-NEW_TOKENS: dict[Style, dict[str, int]] = {
-    "compact": {"P": 16, "A": 90},
-    "padded": {"P": 144, "A": 96},
-}
-"""Longest answer by style and the prompt's first letter."""
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
@@ -135,8 +130,8 @@ class ModelAnswerer:
         for start in range(0, len(order), self.batch_size):
             answers.update(self._complete(sampler, order[start : start + self.batch_size]))
             if self.progress:
-                task = "predictions" if order[len(answers) - 1][0][0][:1] == "A" else "analyses"
-                self.progress(task, len(answers), len(order))
+                task = task_of_text(order[len(answers) - 1][0][0])
+                self.progress(f"{task.title.lower()} answers", len(answers), len(order))
         return [answer for one in asked for answer in answers[one]]
 
     def _current_sampler(self) -> Sampler:
@@ -158,13 +153,12 @@ class ModelAnswerer:
     ) -> dict[tuple[str, int], list[Answer]]:
         from rookworld.model.sampling.sampler import Sampling
 
-        budgets = NEW_TOKENS[self.style]
         asked, ids = [one for one, _ in batch], [ids for _, ids in batch]
         settings = [
             Sampling(
                 temperature=self.temperature,
                 top_k=self.top_k,
-                max_new_tokens=budgets.get(prompt[:1], budgets["A"]),
+                max_new_tokens=task_of_text(prompt).new_tokens[self.style],
             )
             for prompt, _ in asked
         ]

@@ -3,7 +3,7 @@
 The law: an estimate depends on its metric and its values alone. Resampling draws from a fixed seed,
 and the order of the values does not matter. Every interval is 95 %. A share whose values are all 0
 or 1 gets Wilson's interval, which stays honest at 0 % and 100 %; one whose values lie between, and
-what is no share (`MEANS`), gets a bootstrap of the mean.
+what is no share (a reward, or what its task says is none), gets a bootstrap of the mean.
 
 Left out on purpose: corrections for looking at many metrics at once; whoever compares thirty of
 them should expect one or two p-values below 0.05 by chance.
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rookworld.tasks.registry import shown_metrics
+
 Values = NDArray[np.float64]
 
-MEANS = ("reward/greedy", "reward/sampled", "P/eval_mae", "P/win_loss", "A/reward_error")
-"""Metrics that are means of amounts, never shares, though all their values may be 0 or 1."""
 Z95 = 1.959963984540054
 RESAMPLES = 1_000
 SIGN_FLIPS = 9_999
@@ -91,7 +91,11 @@ def mean_estimate(values: Values) -> Estimate:
 
 def estimates(rows: Mapping[str, Values]) -> dict[str, Estimate]:
     """One estimate per metric; metrics without a value are left out."""
-    found = {name: estimate(values, of_share=name not in MEANS) for name, values in rows.items()}
+    means = {name for name, metric in shown_metrics().items() if not metric.share}
+    found = {
+        name: estimate(values, of_share=name not in means and not name.startswith("reward/"))
+        for name, values in rows.items()
+    }
     return {name: one for name, one in found.items() if one is not None}
 
 

@@ -43,7 +43,10 @@ from rookworld.evaluation.statistics import PairedDifference, Values, estimates,
 from rookworld.evaluation.world_model import walk_worlds, world_estimates
 from rookworld.runtime.config import require
 from rookworld.tasks.engine import find_engine
+from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.judge import StockfishJudge
+from rookworld.tasks.policy import POLICY
+from rookworld.tasks.registry import task_of
 from rookworld.tasks.task import Judge
 
 Suite = Literal["policy", "arbiter", "mate", "puzzles", "selfplay", "world", "match", "passk"]
@@ -192,9 +195,11 @@ def _material(settings: EvalSettings, load: Callable[[str], ModelAnswerer]) -> I
         judge = opponent = None
         rows = held_out_from(
             settings.data,
+            {
+                POLICY.letter: settings.n_policy if wanted & {"policy", "passk"} else 0,
+                ENVIRONMENT.letter: settings.n_environment if "arbiter" in wanted else 0,
+            },
             mates=settings.mates,
-            n_policy=settings.n_policy if wanted & {"policy", "passk"} else 0,
-            n_environment=settings.n_environment if "arbiter" in wanted else 0,
             n_mates=settings.n_mates if "mate" in wanted else 0,
         )
         puzzles = _puzzles(settings) if "puzzles" in wanted else []
@@ -231,7 +236,7 @@ def _evaluate_model(name: str, model: ModelAnswerer, material: Material) -> Eval
     if "passk" in settings.suite:
         many = model.sampling(1.0, samples=settings.samples)
         ks = [2**power for power in range(settings.samples.bit_length())]
-        found |= Evaluation.of(passk_columns(many, material.held_out.policy, ks))
+        found |= Evaluation.of(passk_columns(many, POLICY.select(material.held_out.rows), ks))
     if "puzzles" in settings.suite:
         found |= _puzzle_suite(model, material)
     if "selfplay" in settings.suite:
@@ -247,7 +252,7 @@ def _rows_suite(model: ModelAnswerer, material: Material) -> Evaluation:
     """policy, arbiter and mate, as the training loop measures them."""
     settings, rows = material.settings, material.held_out
     if "policy" not in settings.suite:
-        rows = HeldOut((), rows.environment, rows.mates)
+        rows = HeldOut([row for row in rows.rows if task_of(row) is not POLICY], rows.mates)
     if settings.temperature:
         found = evaluate(model.sampling(settings.temperature), rows, judge=material.judge)
         values = found.rows
@@ -256,7 +261,7 @@ def _rows_suite(model: ModelAnswerer, material: Material) -> Evaluation:
     else:
         again = model.sampling(1.0) if settings.sampled else None
         found = evaluate(model, rows, sampled=again, judge=material.judge)
-    return found | Evaluation(majority_baseline(rows.environment))
+    return found | Evaluation(majority_baseline(ENVIRONMENT.select(rows.rows)))
 
 
 def _puzzle_suite(model: ModelAnswerer, material: Material) -> Evaluation:

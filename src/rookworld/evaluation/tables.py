@@ -9,10 +9,9 @@ from rich.table import Table
 
 from rookworld.evaluation.statistics import Estimate, PairedDifference
 from rookworld.evaluation.suites import EvalResult
+from rookworld.tasks.registry import shown_metrics
 
 _PLAIN = {
-    "P/eval_mae": 2,
-    "A/reward_error": 4,
     "selfplay/legal_plies": 1,
     "world/plies": 1,
     "match/elo": 0,
@@ -20,7 +19,7 @@ _PLAIN = {
     "reward/greedy": 3,
     "reward/sampled": 3,
 }
-"""Metrics that are not shares, and their decimals; everything else is shown in per cent."""
+"""Metrics of no task that are not shares, and their decimals; shares are shown in per cent."""
 
 _CAPTION = "95 % intervals in brackets; in per cent: all but rewards, plies, Elo, ratings, errors"
 
@@ -67,9 +66,9 @@ def _short(model: str) -> str:
 
 
 def _number(name: str, value: float, sign: str = "") -> str:
-    if name in _PLAIN:
-        return f"{value:{sign}.{_PLAIN[name]}f}"
-    return f"{100 * value:{sign}.1f}"
+    metric = shown_metrics().get(name)
+    decimals = metric.decimals if metric is not None else _PLAIN.get(name)
+    return f"{100 * value:{sign}.1f}" if decimals is None else f"{value:{sign}.{decimals}f}"
 
 
 def _bounds(name: str, low: float, high: float, sign: str = "") -> str:

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rookworld.data.rows import MateRow
+from rookworld.data.rows import MATE, is_mate_row
 from rookworld.data.sources import load_rows
 from rookworld.model.tokenizer import Tokenizer, chess_tokenizer
 from rookworld.model.weights import resolve_folder
 from rookworld.pretrain import dataset
 from rookworld.pretrain.dataset import Packed
 from rookworld.runtime.errors import ConfigError
+from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.notation import CASTLING, EN_PASSANT, EVALS, MOVES
-from rookworld.tasks.task import EnvironmentRow, PolicyRow
+from rookworld.tasks.policy import POLICY
 
 
 def pick_tokenizer(name: str) -> Tokenizer:
@@ -65,14 +66,17 @@ def pack_source(
         yield dataset.load_packed(Path(source)), ""
         return
     rows = load_rows(source)
-    policy = [row for row in rows if isinstance(row, PolicyRow) and row.moves]
-    environment = [row for row in rows if isinstance(row, EnvironmentRow)]
-    mates = [(row.fen, row.mates) for row in rows if isinstance(row, MateRow)]
+    policy = [row for row in POLICY.select(rows) if row.moves]
+    environment = ENVIRONMENT.select(rows)
+    mates = [(row.fen, row.mates) for row in rows if is_mate_row(row)]
     several = sum(map(bool, (policy, environment, mates))) > 1
     if policy:
         packed = dataset.pack_policy(policy, tokenizer, softness, hard)
-        yield packed, "P" if several else ""
+        yield packed, POLICY.letter if several else ""
     if environment:
-        yield dataset.pack_environment(environment, tokenizer), "A" if several else ""
+        yield (
+            dataset.pack_environment(environment, tokenizer),
+            ENVIRONMENT.letter if several else "",
+        )
     if mates:
-        yield dataset.pack_mates(mates, tokenizer), "mate" if several else ""
+        yield dataset.pack_mates(mates, tokenizer), MATE if several else ""

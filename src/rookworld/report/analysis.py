@@ -18,6 +18,7 @@ import numpy as np
 from rookworld.evaluation.statistics import moving_mean, slope
 from rookworld.report.run_reader import Record, RunRecord, Values, number
 from rookworld.runtime.run_folder import finite
+from rookworld.tasks.registry import TASKS
 
 WINDOW = 20
 """Steps of a moving average, and the steps that "final" speaks of."""
@@ -39,8 +40,7 @@ HELD_OUT_REWARDS = ("reward/greedy", "reward/sampled")
 measured."""
 TREND_METRICS = (
     "reward/mean",
-    "reward/P",
-    "reward/A",
+    *(f"reward/{letter}" for letter in TASKS),
     "kl/exact",
     "policy/entropy",
     "loss/total",
@@ -256,7 +256,7 @@ def _best_train_step(run: RunRecord) -> int | None:
 
 
 def _validity(final: Mapping[str, float]) -> dict[str, float]:
-    named = {task: final.get(f"reward/{task}/format") for task in ("P", "A")}
+    named = {task: final.get(f"reward/{task}/format") for task in TASKS}
     return {task: share for task, share in named.items() if share is not None}
 
 
@@ -298,7 +298,7 @@ def _kl_near(run: RunRecord) -> str | None:
 
 def _invalid(run: RunRecord) -> str | None:
     shares = {}
-    for task in ("P", "A"):
+    for task in TASKS:
         share = _last_mean(run.series(f"reward/{task}/format"))
         if share is not None and share < VALIDITY_FLOOR:
             shares[task] = share

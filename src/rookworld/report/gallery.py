@@ -2,8 +2,7 @@
 
 Laws: a record of `rollouts.jsonl` becomes one card or nothing, never an error; text of the model
 stays text (only SVG made here is markup); pieces are defined once for a page (`PIECES`), not once a
-board. An analysis is drawn as arrows on one board, a transition as the board that the answer
-describes with its wrong squares marked.
+board. What there is to draw of a row and of an answer, its task says (`Drawing`).
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ import chess
 import chess.svg
 
 from rookworld.report.run_reader import Record, number
-from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.notation import MATE
-from rookworld.tasks.policy import POLICY
+from rookworld.tasks.registry import TASKS
+from rookworld.tasks.task import AnyTask, Drawing
 
 MOST_CARDS = 24
 MOST_ANSWERS = 8
@@ -62,9 +61,9 @@ def _drawn(text: str) -> Record | None:
 
 
 def parts_over_training(rollouts: Sequence[Record]) -> Record:
-    """Task → {"steps", "parts": {part: mean over the sampled answers of each step}}."""
+    """Task → {"title", "steps", "parts": {part: mean over the sampled answers of each step}}."""
     found: Record = {}
-    for task in ("P", "A"):
+    for task in TASKS:
         mine = [record for record in rollouts if record.get("task") == task]
         steps = sorted({int(record["step"]) for record in mine})
         sums: dict[str, dict[int, list[float]]] = {}
@@ -76,24 +75,59 @@ def parts_over_training(rollouts: Sequence[Record]) -> Record:
             part: [_mean(values.get(step, [])) for step in steps] for part, values in sums.items()
         }
         if parts:
-            found[task] = {"steps": steps, "parts": parts}
+            found[task] = {"title": TASKS[task].title, "steps": steps, "parts": parts}
     return found
 
 
 def card(record: Mapping[str, Any]) -> Record | None:
     """One prompt with its answers, ready to be shown; None if its position cannot be drawn."""
-    truth = record.get("truth")
-    if not isinstance(truth, Mapping) or not isinstance(truth.get("fen"), str):
+    truth, task = record.get("truth"), TASKS.get(str(record.get("task")))
+    if not isinstance(truth, Mapping) or task is None:
         return None
     try:
         board = chess.Board(truth["fen"])
-    except ValueError:
+    except (KeyError, TypeError, ValueError):
         return None
+    true = task.draw_truth(truth)
+    boards = [board_svg(_placed(true.board) or board, board.turn, _move(true.played))]
     answers = sorted(_answers(record), key=lambda one: -number(one.get("reward")))
-    chosen = _spread(answers, MOST_ANSWERS)
-    if record.get("task") == "A":
-        return _environment_card(record, truth, board, chosen)
-    return _policy_card(record, truth, board, chosen)
+    return {
+        "step": int(record["step"]),
+        "task": task.letter,
+        "title": task.title,
+        "truth_title": task.truth_title,
+        "caption": true.caption,
+        "fen": true.board,
+        "boards": boards,
+        "truth": _shown(board, true, 0, ENGINE),
+        "answers": [
+            _answer(board, task, truth, one, boards) for one in _spread(answers, MOST_ANSWERS)
+        ],
+    }
+
+
+def _answer(
+    board: chess.Board,
+    task: AnyTask,
+    truth: Mapping[str, Any],
+    answer: Mapping[str, Any],
+    boards: list[str],
+) -> Record:
+    """What an answer says, drawn, and what it earned."""
+    true, said = task.draw_truth(truth), task.draw_answer(truth, str(answer.get("text", "")))
+    shown = _shown(board, said, _board_place(said.board, true.board, board.turn, boards), MODEL)
+    for line, (move, _) in zip(shown["lines"], said.scored, strict=True):
+        line["known"] = move in true.moves
+        line["chosen"] = move == said.best
+    return shown | _verdict(answer)
+
+
+def _shown(board: chess.Board, drawing: Drawing, place: int | None, colour: str) -> Record:
+    return {
+        "board": place,
+        "arrows": arrows_svg(board, drawing.moves, colour),
+        "lines": [_line(board, move, int(number(cp))) for move, cp in drawing.scored],
+    }
 
 
 def _answers(record: Mapping[str, Any]) -> list[Record]:
@@ -120,48 +154,16 @@ def _spread(items: Sequence[Any], most: int) -> list[Any]:
 
 def _mixed(records: Sequence[Record], most: int) -> list[Record]:
     """Up to `most` records, of each task in turn, so that a rare task is not left out."""
-    piles = [[r for r in records if (r.get("task") == "A") == env] for env in (False, True)]
-    turns = [pile[place] for place in range(len(records)) for pile in piles if place < len(pile)]
-    return sorted(turns[:most], key=lambda r: r.get("task") == "A")
-
-
-# --- analysis -----------------------------------------------------------------------------------
-
-
-def _policy_card(
-    record: Mapping[str, Any],
-    truth: Mapping[str, Any],
-    board: chess.Board,
-    answers: Sequence[Mapping[str, Any]],
-) -> Record:
-    moves = [str(move) for move in truth.get("moves") or ()]
-    scores = [int(number(cp)) for cp in truth.get("cp") or ()]
-    lines = [_line(board, *pair) for pair in zip(moves, scores, strict=False)]
-    colour = "White" if board.turn else "Black"
-    return {
-        "step": int(record["step"]),
-        "task": "P",
-        "caption": f"{colour} to move",
-        "fen": board.fen(),
-        "boards": [board_svg(board)],
-        "truth": {
-            "board": 0,
-            "arrows": arrows_svg(board, moves, ENGINE),
-            "lines": lines,
-        },
-        "answers": [_policy_answer(board, moves, one) for one in answers],
-    }
-
-
-def _policy_answer(board: chess.Board, known: Sequence[str], answer: Mapping[str, Any]) -> Record:
-    said = POLICY.parse(str(answer.get("text", "")))
-    lines = [_line(board, *pair) for pair in zip(said.moves, said.cp, strict=True)]
-    for line, move in zip(lines, said.moves, strict=True):
-        line["known"] = move in known
-        line["chosen"] = move == said.best
-    ranked = [said.best, *(move for move in said.moves if move != said.best)] if said.best else []
-    shown = {"board": 0, "arrows": arrows_svg(board, ranked, MODEL), "lines": lines}
-    return shown | _verdict(answer)
+    piles: dict[str, list[Record]] = {letter: [] for letter in TASKS}
+    for record in records:
+        piles.setdefault(str(record.get("task")), []).append(record)
+    turns = [
+        (order, pile[place])
+        for place in range(len(records))
+        for order, pile in enumerate(piles.values())
+        if place < len(pile)
+    ]
+    return [record for _, record in sorted(turns[:most], key=lambda turn: turn[0])]
 
 
 def _verdict(answer: Mapping[str, Any]) -> Record:
@@ -195,48 +197,17 @@ def _move(text: str) -> chess.Move | None:
         return None
 
 
-# --- environment --------------------------------------------------------------------------------
-
-
-def _environment_card(
-    record: Mapping[str, Any],
-    truth: Mapping[str, Any],
-    board: chess.Board,
-    answers: Sequence[Mapping[str, Any]],
-) -> Record:
-    text = str(truth.get("move", ""))
-    move = _move(text)
-    after = _placed(str(truth.get("next_fen", board.fen()))) or board
-    san = board.san(move) if move is not None and move in board.legal_moves else text
-    boards = [board_svg(after, board.turn, move)]
-    shown: list[Record] = []
-    for answer in answers:
-        place = _answered_board(str(answer.get("text", "")), after, board.turn, boards)
-        shown.append({"board": place, "arrows": "", "lines": []} | _verdict(answer))
-    kind = str(truth.get("kind", "")).replace("_", " ")
-    return {
-        "step": int(record["step"]),
-        "task": "A",
-        "caption": f"after {san}" + (f" ({kind})" if kind else ""),
-        "fen": str(truth.get("next_fen", "")),
-        "boards": boards,
-        "truth": {"board": 0, "arrows": "", "lines": []},
-        "answers": shown,
-    }
-
-
-def _answered_board(
-    text: str, truth: chess.BaseBoard, orientation: chess.Color, boards: list[str]
+def _board_place(
+    fen: str, true_fen: str, orientation: chess.Color, boards: list[str]
 ) -> int | None:
-    """The place in `boards` of the board that an answer describes; new ones are added."""
-    said = ENVIRONMENT.parse(text)
-    placed = _placed(said.fen) if said.fault is None else None
-    if placed is None:
+    """The place in `boards` of a board, its wrong squares marked; new ones are added."""
+    said, truth = _placed(fen), _placed(true_fen)
+    if said is None or truth is None:
         return None
-    wrong = [s for s in chess.SQUARES if placed.piece_at(s) != truth.piece_at(s)]
+    wrong = [s for s in chess.SQUARES if said.piece_at(s) != truth.piece_at(s)]
     if not wrong:
         return 0
-    drawn = board_svg(placed, orientation, fill=dict.fromkeys(wrong, f"{WRONG}99"))
+    drawn = board_svg(said, orientation, fill=dict.fromkeys(wrong, f"{WRONG}99"))
     if drawn not in boards:
         boards.append(drawn)
     return boards.index(drawn)
@@ -244,7 +215,7 @@ def _answered_board(
 
 def _placed(fen: str) -> chess.BaseBoard | None:
     try:
-        return chess.BaseBoard(fen.split(" ")[0])
+        return chess.BaseBoard(fen.split(" ")[0]) if fen else None
     except ValueError:
         return None
 

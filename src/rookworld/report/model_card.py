@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rookworld.runtime.run_folder import read_json, read_lines
+from rookworld.tasks.registry import headline_metrics
 
-METRICS = ("reward/sampled", "reward/greedy", "P/format", "P/legal", "P/best", "P/top5", "A/exact",
-           "mate1/accuracy")  # fmt: skip
 HEADER = """---
 license: gpl-3.0
 library_name: transformers
@@ -98,7 +97,7 @@ def evaluation(run: Path, step: int | None) -> str:
     first, last = lines[0], measured[-1]
     rows = [
         f"| {name} | {estimate(first[name])} | {estimate(last[name])} | {last[name]['n']} |"
-        for name in METRICS
+        for name in (*headline_metrics(), "mate1/accuracy")
         if name in first and name in last
     ]
     head = ["| metric | before | after | rows |", "|---|---|---|---|"]

@@ -20,9 +20,10 @@ from rookworld.report.analysis import Analysis, analyze
 from rookworld.report.gallery import MOST_CARDS, gallery, parts_over_training
 from rookworld.report.run_reader import Record, RunRecord, Values, is_sweep, number, read_run
 from rookworld.report.sweep_summary import SweepSummary, read_sweep, summarize
-from rookworld.report.tables import LOWER_IS_BETTER, apart, facts
+from rookworld.report.tables import apart, facts
 from rookworld.rl.settings import TrainSettings
 from rookworld.runtime.config import resolved
+from rookworld.tasks.registry import TASKS, lower_is_better, shown_metrics
 
 MOST_POINTS = 1000
 MOST_RUNS = 8
@@ -44,25 +45,29 @@ class Panel:
     """Level lines: label, the setting that holds them, and the share of it to draw."""
 
 
-PANELS = (
-    Panel(
+def all_panels() -> list[Panel]:
+    """The reward, as a whole and by task, the parts of each task's, and all others."""
+    tasks = ", ".join(f"{task.title.lower()} ({letter})" for letter, task in TASKS.items())
+    whole = Panel(
         title="Reward",
-        metrics=("reward/mean", "reward/P", "reward/A"),
-        help="Mean reward of the sampled answers: all, analysis (P), environment (A).",
-    ),
-    Panel(
-        title="Parts of P",
-        metrics=tuple(
-            f"reward/P/{part}"
-            for part in ("format", "legal", "best", "candidates", "evaluations", "whole")
+        metrics=("reward/mean", *(f"reward/{letter}" for letter in TASKS)),
+        help=f"Mean reward of the sampled answers: all, {tasks}.",
+    )
+    return [
+        whole,
+        *(
+            Panel(
+                title=f"Parts of {letter}",
+                metrics=tuple(f"reward/{letter}/{part}" for part in task.parts),
+                help=f"{task.title}: what the reward is made of, each from 0 to 1.",
+            )
+            for letter, task in TASKS.items()
         ),
-        help="Analysis: what the reward is made of, each from 0 to 1.",
-    ),
-    Panel(
-        title="Parts of A",
-        metrics=tuple(f"reward/A/{p}" for p in ("format", "board", "flags", "reward", "whole")),
-        help="Environment: what the reward is made of, each from 0 to 1.",
-    ),
+        *PANELS,
+    ]
+
+
+PANELS = (
     Panel(
         title="KL to the reference",
         metrics=("kl/exact",),
@@ -157,20 +162,6 @@ PANELS = (
 LABELS = {
     "reward/greedy": "Reward, greedy answers",
     "reward/sampled": "Reward, sampled answers",
-    "P/format": "P readable",
-    "P/legal": "P legal move",
-    "P/best": "P best move",
-    "P/best_white": "P best move, White",
-    "P/best_black": "P best move, Black",
-    "P/top5": "P top five found",
-    "P/eval_mae": "P evaluation error (pawns)",
-    "P/win_loss": "P win probability lost",
-    "A/format": "A readable",
-    "A/exact": "A exact",
-    "A/board": "A board right",
-    "A/reward": "A reward right",
-    "A/terminated": "A terminated right",
-    "A/truncated": "A truncated right",
     "mate1/accuracy": "Mate in one",
 }
 
@@ -197,8 +188,8 @@ def page_data(paths: Sequence[Path], *, live: bool = False) -> Record:
         "version": version("rookworld"),
         "live": live,
         "notes": notes,
-        "labels": LABELS,
-        "lower": sorted(LOWER_IS_BETTER),
+        "labels": LABELS | {name: one.label for name, one in shown_metrics().items()},
+        "lower": lower_is_better(),
         "panels": panels_for(runs),
         "runs": [
             run_data(run, cards if place < MOST_GALLERIES else 0) for place, run in enumerate(runs)
@@ -270,7 +261,7 @@ def short(value: float) -> float | None:
 def limits(config: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Level lines by panel title: label and value, where the run's settings know them."""
     found: dict[str, list[Any]] = {}
-    for panel in PANELS:
+    for panel in all_panels():
         for label, setting, share in panel.limits:
             value = number(config.get(setting))
             if value > 0:
@@ -290,8 +281,8 @@ def event_data(event: Mapping[str, Any]) -> Record:
 def panels_for(runs: Sequence[RunRecord]) -> list[Record]:
     """The panels that have something to show; metrics nobody knows get panels by their group."""
     logged = list(dict.fromkeys(name for run in runs for name in run.metric_names))
-    panels = [dataclasses.asdict(panel) for panel in PANELS]
-    known = {name for panel in PANELS for name in panel.metrics}
+    panels = [dataclasses.asdict(panel) for panel in all_panels()]
+    known = {name for panel in all_panels() for name in panel.metrics}
     groups: dict[str, list[str]] = {}
     for name in logged:
         if name not in known:

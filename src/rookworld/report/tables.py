@@ -18,8 +18,6 @@ from rookworld.report.analysis import WINDOW, Analysis, Trend
 from rookworld.report.run_reader import number
 from rookworld.report.sweep_summary import SweepSummary, label_text
 
-LOWER_IS_BETTER = frozenset({"P/eval_mae", "P/win_loss", "A/reward_error"})
-"""Held-out metrics that improve by falling."""
 MANY_RUNS = 6
 """Beyond this many runs only the first warning of each is shown."""
 _ARROWS = {"rising": "↑", "falling": "↓", "level": "→"}

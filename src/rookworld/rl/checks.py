@@ -25,11 +25,11 @@ from rookworld.runtime.errors import RookworldError
 from rookworld.runtime.run_folder import read_lines
 from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.hacks import hacks
-from rookworld.tasks.policy import POLICY
+from rookworld.tasks.registry import task_of
 from rookworld.tasks.reward import FORMAT_ONLY, ONE_WRONG, RewardRules
-from rookworld.tasks.task import EnvironmentRow, PolicyRow, Style
+from rookworld.tasks.task import Row, Style
 
-Rows = Sequence[PolicyRow | EnvironmentRow]
+Rows = Sequence[Row]
 WINDOW = 20
 """Steps averaged before a slope is taken."""
 KNOWN = 0.99
@@ -55,10 +55,8 @@ def gold_scores_one(rows: Rows, rules: RewardRules) -> Law:
     return Law("gold answers score 1.0", not low, detail)
 
 
-def _gold(row: PolicyRow | EnvironmentRow, style: Style, rules: RewardRules) -> float:
-    if isinstance(row, PolicyRow):
-        return _reward(row, POLICY.answer(row, style), rules)
-    return _reward(row, ENVIRONMENT.answer(row, style), rules)
+def _gold(row: Row, style: Style, rules: RewardRules) -> float:
+    return _reward(row, task_of(row).answer(row, style), rules)
 
 
 def hacks_score_low(rows: Rows, rules: RewardRules) -> Law:
@@ -74,10 +72,8 @@ def hacks_score_low(rows: Rows, rules: RewardRules) -> Law:
     return Law("hacks score low", reward <= worst.limit, detail)
 
 
-def _reward(row: PolicyRow | EnvironmentRow, text: str, rules: RewardRules) -> float:
-    if isinstance(row, PolicyRow):
-        return POLICY.verify(row, text, rules).total
-    return ENVIRONMENT.verify(row, text, rules).total
+def _reward(row: Row, text: str, rules: RewardRules) -> float:
+    return task_of(row).verify(row, text, rules).total
 
 
 def check(settings: TrainSettings, rows: Rows, on_law: Callable[[Law], None]) -> list[Law]:
@@ -124,10 +120,11 @@ def learns_one_batch(settings: TrainSettings, rows: Rows, steps: int = 30) -> La
     short = short.but(lr_warmup_steps=0, steps=steps, flat_tries=0)
     short = short.but(batch_size=4, eval_every=0, save_every=steps, reward_warmup_steps=0)
     short = short.but(out=settings.out / "overfit")
-    # P rows have the most to learn; a run of A rows alone may have no others
-    ratio, kind = (1.0, EnvironmentRow) if settings.mix_env_ratio == 1 else (0.0, PolicyRow)
-    short = short.but(mix_env_ratio=ratio)
-    fixed = [row for row in rows if isinstance(row, kind)][:4]
+    # A rows have the least to learn; a run of them alone may have no others
+    environment, others = environment_and_others(rows)
+    alone = settings.mix_env_ratio == 1
+    short = short.but(mix_env_ratio=float(alone))
+    fixed = (environment if alone else others)[:4]
     try:
         train(short, fixed, _no_evaluation)
     except RookworldError as error:
@@ -138,25 +135,28 @@ def learns_one_batch(settings: TrainSettings, rows: Rows, steps: int = 30) -> La
     return Law("one batch can be learnt", late > early or late >= KNOWN, detail)
 
 
-def fixed_batch(rows: Rows, settings: TrainSettings) -> list[PolicyRow | EnvironmentRow]:
+def environment_and_others(rows: Rows) -> tuple[list[Row], list[Row]]:
+    """The rows of which --mix-env-ratio is the share, and those of all other tasks."""
+    found: tuple[list[Row], list[Row]] = ([], [])
+    for row in rows:
+        found[task_of(row) is not ENVIRONMENT].append(row)
+    return found
+
+
+def fixed_batch(rows: Rows, settings: TrainSettings) -> list[Row]:
     """One batch of rows in the run's mix, at least one of each task that the mix asks for."""
     size, ratio = settings.batch_size, settings.mix_env_ratio
-    environment = round(size * ratio)
+    count = round(size * ratio)
     if 0 < ratio < 1:
-        environment = max(1, min(environment, size - 1))
-    policy = [row for row in rows if isinstance(row, PolicyRow)]
-    other = [row for row in rows if isinstance(row, EnvironmentRow)]
+        count = max(1, min(count, size - 1))
+    environment, others = environment_and_others(rows)
     # a batch of one asks the tasks in turn
-    n_policy = max(size - environment, int(ratio < 1))
-    return [*policy[:n_policy], *other[:environment]]
+    return [*others[: max(size - count, int(ratio < 1))], *environment[:count]]
 
 
 def greedy_on(batch: Rows, rules: RewardRules) -> Evaluate:
     """Greedy reward on the batch itself: here memorising is the point."""
-    held = HeldOut(
-        [row for row in batch if isinstance(row, PolicyRow)],
-        [row for row in batch if isinstance(row, EnvironmentRow)],
-    )
+    held = HeldOut(batch)
     return lambda model, tokenizer: evaluate(ModelAnswerer(model, tokenizer), held, rules)
 
 

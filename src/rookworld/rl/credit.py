@@ -35,8 +35,8 @@ from rookworld.model.precision import passes_in
 from rookworld.rl.batch import laid, sent
 from rookworld.rl.forward import Learner, Micro, reference_logp, states
 from rookworld.rl.settings import TrainSettings
-from rookworld.rollout.types import LETTERS
 from rookworld.runtime import distributed
+from rookworld.tasks.registry import TASKS
 from rookworld.tasks.reward import RunningNorm
 
 
@@ -55,9 +55,9 @@ def set_advantages(
         set_gae(micros, rewards, learner, settings, rules)
         return
     tasks = [torch.tensor([group.prompt.task for group in micro.groups]) for micro in micros]
-    sums = torch.zeros(len(LETTERS), 2, dtype=torch.float64)
+    sums = torch.zeros(len(TASKS), 2, dtype=torch.float64)
     for values, kinds in zip(rewards, tasks, strict=True):
-        sums += task_sums(values, kinds, len(LETTERS))
+        sums += task_sums(values, kinds, len(TASKS))
     distributed.sum_over_ranks(sums)
     centred = [
         group_advantages(values, running.at(kinds, sums), rules)

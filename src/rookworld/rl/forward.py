@@ -36,7 +36,8 @@ from rookworld.rl.batch import (
 )
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
-from rookworld.rollout.types import LETTERS, Answers, Group
+from rookworld.rollout.types import Answers, Group
+from rookworld.tasks.registry import TASKS
 
 CHUNK_VOCABULARY = 8_192
 """Vocabularies from this size on have their scores computed in chunks of rows."""
@@ -219,7 +220,7 @@ def keys_of(groups: Sequence[Answered]) -> tuple[int, ...]:
 
 def draw_of(packed: Pack, groups: Sequence[Group], settings: TrainSettings) -> Draw:
     """The distribution each row was sampled from; plain numbers where all tasks share them."""
-    by_task = [settings.sampling.of_task(letter) for letter in LETTERS]
+    by_task = [settings.sampling.of_task(letter) for letter in TASKS]
     used = {by_task[group.prompt.task] for group in groups}
     if len(used) == 1:
         temperature, top_p = used.pop()

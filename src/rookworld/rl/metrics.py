@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from rookworld.data.rows import row_record
 from rookworld.evaluation.evaluate import Evaluation
 from rookworld.evaluation.statistics import Z95
 from rookworld.grpo.decisions import EvalHealth
@@ -21,10 +22,10 @@ from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import State
 from rookworld.rl.update import Coefs, Gradient
 from rookworld.rollout.collector import Collected
-from rookworld.rollout.types import LETTERS, Group
+from rookworld.rollout.types import Group
 from rookworld.runtime import distributed
 from rookworld.runtime.errors import RookworldError
-from rookworld.tasks.task import PolicyRow
+from rookworld.tasks.registry import TASKS
 
 Metrics = dict[str, float]
 
@@ -71,7 +72,7 @@ def reward_metrics(collected: Collected) -> Metrics:
     totals = [reward for group in collected.groups for reward in group.rewards]
     add("reward/mean", totals, len(totals))
     add("square", (total**2 for total in totals), len(totals))
-    for letter in LETTERS:
+    for letter in TASKS:
         judged = [v for g in collected.groups if g.prompt.letter == letter for v in g.verdicts]
         add(f"reward/{letter}", (one.total for one in judged), len(judged))
         for part in judged[0].parts if judged else ():
@@ -139,7 +140,7 @@ def held_out_health(step: int, evaluation: Evaluation, metric: str) -> EvalHealt
         raise RookworldError(
             f"--select-by {metric}: the evaluation has no such metric, but {', '.join(found)}"
         )
-    formats = [found[name].value for name in ("P/format", "A/format") if name in found]
+    formats = [found[name].value for letter in TASKS if (name := f"{letter}/format") in found]
     valid = min(formats, default=math.nan)
     if metric not in found:
         return EvalHealth(step=step, reward=math.nan, format=valid, metric=metric)
@@ -153,7 +154,7 @@ def log_line(step: int, metrics: Metrics) -> str:
     """One line of train.log: what a person watches."""
     tasks = " ".join(
         f"{letter} {metrics[f'reward/{letter}']:.3f}"
-        for letter in LETTERS
+        for letter in TASKS
         if f"reward/{letter}" in metrics
     )
     return (
@@ -165,12 +166,7 @@ def log_line(step: int, metrics: Metrics) -> str:
 
 def rollout_record(step: int, group: Group) -> dict[str, Any]:
     """A prompt with its answers, as `rollouts.jsonl` keeps them."""
-    row = group.prompt.row
-    truth: dict[str, Any] = {"fen": row.fen}
-    if isinstance(row, PolicyRow):
-        truth |= {"moves": list(row.moves), "cp": list(row.cp)}
-    else:
-        truth |= {"move": row.move, "next_fen": row.next_fen, "kind": row.kind}
+    truth = row_record(group.prompt.row)
     answers = [
         {"text": text, "reward": verdict.total, "parts": verdict.parts, "reason": verdict.reason}
         for text, verdict in zip(group.texts, group.verdicts, strict=True)

@@ -40,7 +40,7 @@ from rookworld.model.tokenizer import Tokenizer
 from rookworld.rl.batch import DistillBatch, Pack, lined, packed, sent, together_on
 from rookworld.rl.forward import Learner, states
 from rookworld.rl.settings import TrainSettings
-from rookworld.rollout.collector import prompt_text, shuffled
+from rookworld.rollout.prompts import prompt_text, shuffled
 from rookworld.rollout.symmetry import (
     CASTLING,
     Symmetry,
@@ -318,7 +318,7 @@ class Distiller:
         rows = [PolicyRow(self.fen(number), (), ()) for number in numbers]
         ids = self.tokenizer.encode_batch([prompt_text(row, self.tokenizer) for row in rows])
         prompts = [
-            Prompt("P", row, tuple(mine), int(number))
+            Prompt(row, tuple(mine), int(number))
             for row, mine, number in zip(rows, ids, numbers, strict=True)
         ]
         self.ask_teacher([prompt for prompt in prompts if not self.answered[prompt.key]], workers)

@@ -21,13 +21,12 @@ from rookworld.grpo.settings import (
 from rookworld.runtime.bounds import Bounds, Count, FromZero, PositiveShare, Seed, Share, Whole
 from rookworld.runtime.config import Composed, Section, require
 from rookworld.runtime.machine import MachineSettings
+from rookworld.tasks.registry import lower_is_better
 from rookworld.tasks.reward import P_WEIGHTS, RewardRules
 
 Temperature = Annotated[
     float, Bounds(0, lowest_allowed=False, said="greedy answers are all alike; above 0")
 ]
-LESS_IS_BETTER = ("P/eval_mae", "P/win_loss", "A/reward_error")
-"""Held-out metrics that a run cannot be selected by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +206,8 @@ class TrainSettings(Composed):
     batch_size: Count = 8
     """Prompts a step, over all processes. Raise it when the gradient is mostly noise."""
     mix_env_ratio: Share = 0.25
-    """Share of environment prompts that are drawn; 0: analysis alone, 1: environment alone."""
+    """Share of environment prompts that are drawn; 0: analysis alone, 1: environment alone. Further
+    tasks share the rest with analysis, by how many rows they have."""
     judge: Literal["labels", "stockfish"] = "labels"
     """Who judges moves: the rows' labels, or Stockfish, which knows the moves that have none."""
     engine: str | None = None
@@ -325,7 +325,7 @@ class TrainSettings(Composed):
     def _can_be_selected(self) -> None:
         metric = self.evaluation.select_by
         require(
-            metric not in LESS_IS_BETTER,
+            metric not in lower_is_better(),
             f"--select-by {metric}: less of it is better; take one of which more is, such as "
             "reward/greedy or P/best",
         )

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from rookworld.data.sources import load_positions
-from rookworld.evaluation.generator import NEW_TOKENS
 from rookworld.grpo.advantages import RunningMeans
 from rookworld.grpo.guard import Guard
 from rookworld.grpo.kl import KLControl
@@ -46,17 +45,18 @@ from rookworld.model.weights import load_model, resolve_folder
 from rookworld.rl.forward import Learner
 from rookworld.rl.self_distill import Distiller
 from rookworld.rl.settings import SamplingSettings, TrainSettings
-from rookworld.rollout.collector import Prompts
+from rookworld.rollout.prompts import Prompts
 from rookworld.rollout.token_values import move_tokens
-from rookworld.rollout.types import LETTERS
 from rookworld.runtime import distributed
 from rookworld.runtime.atomic_files import write_json, write_text
 from rookworld.runtime.config import resolved
 from rookworld.runtime.errors import ConfigError, RookworldError
 from rookworld.runtime.run_folder import Run, read_lines
+from rookworld.tasks.policy import POLICY
 from rookworld.tasks.prefix_value import RunningUsual
+from rookworld.tasks.registry import TASKS
 from rookworld.tasks.reward import RunningNorm
-from rookworld.tasks.task import EnvironmentRow, PolicyRow
+from rookworld.tasks.task import Row
 
 log = logging.getLogger(__name__)
 
@@ -122,9 +122,7 @@ class State:
 # --- built from settings ------------------------------------------------------------------------
 
 
-def new_state(
-    settings: TrainSettings, rows: Sequence[PolicyRow | EnvironmentRow], device: torch.device
-) -> State:
+def new_state(settings: TrainSettings, rows: Sequence[Row], device: torch.device) -> State:
     folder = resolve_folder(settings.model)
     tokenizer = Tokenizer.load(folder)
     learner = new_learner(folder, settings, device)
@@ -147,13 +145,13 @@ def new_state(
 
 
 def new_distiller(
-    rows: Sequence[PolicyRow | EnvironmentRow],
+    rows: Sequence[Row],
     learner: Learner,
     tokenizer: Tokenizer,
     settings: TrainSettings,
 ) -> Distiller:
     """Of the positions of --distill-data, or else of the analysis rows."""
-    own = (row.fen for row in rows if isinstance(row, PolicyRow))
+    own = (row.fen for row in POLICY.select(rows))
     named = settings.distill.distill_data
     fens = load_positions(named) if named else tuple(own)
     return Distiller(fens, learner, tokenizer, settings)
@@ -268,9 +266,9 @@ def new_value_head(model: GPT2) -> nn.Linear:
 def sampling(settings: SamplingSettings, tokenizer: Tokenizer) -> dict[str, Sampling]:
     """How each task is sampled."""
     made = {}
-    for letter in LETTERS:
+    for letter, task in TASKS.items():
         temperature, top_p = settings.of_task(letter)
-        longest = settings.max_new_tokens or NEW_TOKENS[tokenizer.style][letter]
+        longest = settings.max_new_tokens or task.new_tokens[tokenizer.style]
         made[letter] = Sampling(
             temperature=temperature,
             top_k=settings.top_k,

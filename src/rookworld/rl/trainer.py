@@ -68,7 +68,7 @@ from rookworld.runtime.config import resolved
 from rookworld.runtime.errors import Diverged, RookworldError
 from rookworld.runtime.processes import Interrupted, interruptible, refuse_unguarded_scripts
 from rookworld.runtime.run_folder import Run, origin
-from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow
+from rookworld.tasks.task import Judge, Row
 
 REFERENCE_PATIENCE = 20
 """Steps that KL must stay above --ref-reset-kl before the reference is reset."""
@@ -91,7 +91,7 @@ class Hooks:
 
 def train(
     settings: TrainSettings,
-    rows: Sequence[PolicyRow | EnvironmentRow],
+    rows: Sequence[Row],
     evaluate: Evaluate,
     judge: Judge | None = None,
     hooks: Hooks | None = None,

@@ -10,89 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from rookworld.grpo.advantages import flat_groups, reward_tensor, valid_groups
 from rookworld.model.activation_reuse import Tape
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.sampling.sampler import ROWS_AT_ONCE, Sampling, sample
 from rookworld.model.tokenizer import Tokenizer
+from rookworld.rollout.prompts import Prompts
 from rookworld.rollout.token_values import alternatives, promised
-from rookworld.rollout.types import LETTERS, Answers, Group, Promises, Prompt
+from rookworld.rollout.types import Answers, Group, Promises, Prompt
 from rookworld.runtime import distributed
-from rookworld.runtime.errors import DataError
-from rookworld.tasks.environment import ENVIRONMENT
-from rookworld.tasks.policy import POLICY
 from rookworld.tasks.prefix_value import NEUTRAL, NOTHING_LISTED, Tally, Usual
 from rookworld.tasks.reward import RewardRules
-from rookworld.tasks.scorer import Question, Scorer, Scores, Workers
-from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow
-
-
-class Prompts:
-    """An endless stream of prompts from two piles of rows, mixed by a fixed ratio."""
-
-    def __init__(
-        self,
-        rows: Sequence[PolicyRow | EnvironmentRow],
-        tokenizer: Tokenizer,
-        mix_env_ratio: float,
-        seed: int,
-    ) -> None:
-        self.piles: dict[str, list[PolicyRow | EnvironmentRow]] = {
-            "P": [row for row in rows if isinstance(row, PolicyRow)],
-            "A": [row for row in rows if isinstance(row, EnvironmentRow)],
-        }
-        self.tokenizer = tokenizer
-        self.ratio = mix_env_ratio
-        self.seed = seed
-        self.position = 0
-        for letter, share in (("P", 1 - mix_env_ratio), ("A", mix_env_ratio)):
-            if share > 0 and not self.piles[letter]:
-                raise DataError(
-                    f"no {letter}: rows in the data, but --mix-env-ratio {mix_env_ratio} asks for "
-                    f"them; use --mix-env-ratio {0 if letter == 'A' else 1} or other --data"
-                )
-
-    def take(self, count: int) -> list[Prompt]:
-        """The next `count` prompts; the stream wraps and is reshuffled at every wrap."""
-        places = range(self.position, self.position + count)
-        asked = [self.at(place) for place in places]
-        texts = [prompt_text(row, self.tokenizer) for _, row in asked]
-        self.position += count
-        return [
-            Prompt(letter, row, tuple(ids), place)
-            for (letter, row), ids, place in zip(
-                asked, self.tokenizer.encode_batch(texts), places, strict=True
-            )
-        ]
-
-    def at(self, place: int) -> tuple[str, PolicyRow | EnvironmentRow]:
-        """The task and the row at a place of the stream."""
-        # environment prompts are spread evenly: the n-th comes when ratio × place passes n
-        before = int(place * self.ratio + 1e-9)
-        is_env = int((place + 1) * self.ratio + 1e-9) > before
-        letter, nth = ("A", before) if is_env else ("P", place - before)
-        pile = self.piles[letter]
-        order = shuffled(len(pile), self.seed, nth // len(pile), LETTERS.index(letter))
-        return letter, pile[int(order[nth % len(pile)])]
-
-
-@lru_cache(maxsize=8)
-def shuffled(count: int, seed: int, epoch: int, task: int) -> NDArray[np.int64]:
-    """The order in which a pile of rows is gone through for the n-th time."""
-    return np.random.default_rng((seed, epoch, task)).permutation(count)
-
-
-def prompt_text(row: PolicyRow | EnvironmentRow, tokenizer: Tokenizer) -> str:
-    if isinstance(row, PolicyRow):
-        return POLICY.prompt(row, tokenizer.style)
-    return ENVIRONMENT.prompt(row, tokenizer.style)
+from rookworld.tasks.scorer import Question, Scorer, Scores, Workers, prefetch
+from rookworld.tasks.task import Judge
 
 
 @dataclass(frozen=True)
@@ -206,8 +141,8 @@ class Collector:
 
         def score() -> list[Scores]:
             # an engine cannot be handed to another process
-            asked = [q.row for q in questions if isinstance(q.row, PolicyRow)]
-            judge.prefetch(asked, every_move=self.by_choice)
+            rows = [question.row for question in questions]
+            prefetch(judge, rows, every_move=self.by_choice)
             return scorer.all(questions)
 
         return score

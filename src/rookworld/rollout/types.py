@@ -13,23 +13,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rookworld.tasks.prefix_value import NOTHING_LISTED, Tally
-from rookworld.tasks.task import EnvironmentRow, PolicyRow, Verdict
-
-LETTERS = ("P", "A")
+from rookworld.tasks.registry import index_of, task_of
+from rookworld.tasks.task import Row, Verdict
 
 
 @dataclass(frozen=True)
 class Prompt:
     """One question: the row that knows the answer, its ids, and what keys its samples."""
 
-    letter: str
-    row: PolicyRow | EnvironmentRow
+    row: Row
     ids: tuple[int, ...]
     key: int
 
     @property
+    def letter(self) -> str:
+        """The letter of its task."""
+        return task_of(self.row).letter
+
+    @property
     def task(self) -> int:
-        return LETTERS.index(self.letter)
+        """The place of its task in the registry."""
+        return index_of(task_of(self.row))
 
 
 @dataclass(frozen=True)

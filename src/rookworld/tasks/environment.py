@@ -9,16 +9,25 @@ FEN and ten plies cannot show.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, ClassVar, Final, Literal
 
 import chess
 
 from rookworld.runtime.errors import DataError
 from rookworld.tasks.notation import read_fen, squares
 from rookworld.tasks.reward import A_WEIGHTS, RewardRules, board_similarity, combine
-from rookworld.tasks.task import EnvironmentRow, Judge, Style, Verdict, strip_end
+from rookworld.tasks.task import (
+    Drawing,
+    EnvironmentRow,
+    Judge,
+    Metric,
+    Style,
+    Task,
+    Verdict,
+    strip_end,
+)
 
 KINDS: Final = (
     "illegal",
@@ -44,7 +53,6 @@ RIGHT_BOARD: Final = 0.35
 board may be wrong."""
 
 _REWARD = re.compile(r"-?[0-9]{1,3}\.[0-9]{1,3}")
-_PARTS = ("format", "board", "flags", "reward", "whole")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +113,36 @@ def _differing(a: str, b: str) -> int:
     return sum(x != y for x, y in zip(here, there, strict=True))
 
 
-class EnvironmentTask:
+class EnvironmentTask(Task[EnvironmentRow, EnvironmentAnswer]):
     """Ask for the new FEN, the reward and the two flags."""
 
-    letter: Final = "A"
+    letter: ClassVar[Literal["A"]] = "A"
+    title = "Environment"
+    truth_title = "Rules"
+    row_type = EnvironmentRow
+    columns: ClassVar = {
+        "fen": "string",
+        "move": "string",
+        "history": "list<string>",
+        "next_fen": "string",
+        "reward": "double",
+        "terminated": "bool",
+        "truncated": "bool",
+        "kind": "string",
+    }
+    key_column = "next_fen"
+    parts = ("format", "board", "flags", "reward", "whole")
+    shown_metrics: ClassVar = {
+        "format": Metric(label="readable"),
+        "exact": Metric(label="exact", headline=True),
+        "board": Metric(label="board right"),
+        "reward": Metric(label="reward right"),
+        "reward_error": Metric(label="reward error", share=False, decimals=4, lower_is_better=True),
+        "terminated": Metric(label="terminated right"),
+        "truncated": Metric(label="truncated right"),
+    }
+    new_tokens: ClassVar = {"compact": 90, "padded": 96}
+    open_ended = False
 
     def prompt(self, row: EnvironmentRow, style: Style) -> str:
         """Everything up to the `+` behind the history; both styles write the same."""
@@ -136,62 +170,55 @@ class EnvironmentTask:
             return EnvironmentAnswer(fault="a flag is neither 0 nor 1, or text follows the answer")
         return EnvironmentAnswer(fen, float(fields[1]), fields[2] == "1", fields[3] == "1")
 
-    def verify(
+    def score(
         self,
         row: EnvironmentRow,
-        completion: str,
+        said: EnvironmentAnswer,
         rules: RewardRules,
-        judge: Judge | None = None,
-        progress: float = 1.0,
-        *,
-        finished: bool = True,
+        judge: Judge | None,
+        progress: float,
     ) -> Verdict:
-        """Judge a completion against the row; no judge is asked, the rules of chess suffice."""
-        said = self.parse(completion)
-        fault = said.fault if finished else "no end token"
-        if fault is not None:
-            return Verdict(rules.a_malformed, dict.fromkeys(_PARTS, 0.0), f"malformed: {fault}")
+        """The verdict on an answer that can be read; no judge is asked, the rules suffice."""
         flags = ((said.terminated == row.terminated) + (said.truncated == row.truncated)) / 2
         reward = float(abs(said.reward - row.reward) < _TOLERANCE)
         board = board_score(row, said, rules)
         whole = board if flags == 1.0 and reward == 1.0 else 0.0
-        parts = dict(zip(_PARTS, (1.0, board, flags, reward, whole), strict=True))
+        parts = dict(zip(self.parts, (1.0, board, flags, reward, whole), strict=True))
         right = 1 + (flags == 1.0) + (reward == 1.0) if board >= RIGHT_BOARD else 0
         total = combine(parts, A_WEIGHTS, rules.reward_shaping, right=right, progress=progress)
         wrong = [name for name in ("board", "flags", "reward") if parts[name] < 1.0]
         return Verdict(total, parts, f"wrong: {', '.join(wrong)}" if wrong else "exact")
 
-    def metrics(
-        self,
-        row: EnvironmentRow,
-        completion: str,
-        judge: Judge | None = None,
-        *,
-        finished: bool = True,
+    def measure(
+        self, row: EnvironmentRow, said: EnvironmentAnswer | None, judge: Judge | None
     ) -> dict[str, float | None]:
-        """Format, exactness and each field, 0 or 1; similarity is the share of right squares."""
-        said = self.parse(completion)
-        if said.fault is not None or not finished:
-            names = ("format", "exact", "board", "similarity", "reward", "terminated", "truncated")
-            return {**dict.fromkeys(names, 0.0), "reward_error": None}
-        error = abs(said.reward - row.reward)
-        fields = {
-            "board": said.fen == row.next_fen,
-            "reward": error < _TOLERANCE,
-            "terminated": said.terminated == row.terminated,
-            "truncated": said.truncated == row.truncated,
-        }
+        """Format, exactness and each field, 0 or 1, and how near the new FEN comes.
+
+        `squares` is the share of right squares, `similarity` that of the text, by edits.
+        """
+        right = dict.fromkeys(("board", "reward", "terminated", "truncated"), False)
+        if said is not None:
+            right = {
+                "board": said.fen == row.next_fen,
+                "reward": abs(said.reward - row.reward) < _TOLERANCE,
+                "terminated": said.terminated == row.terminated,
+                "truncated": said.truncated == row.truncated,
+            }
+        fen = "" if said is None else said.fen
+        exact = float(all(right.values()))
         return {
-            "format": 1.0,
-            "exact": float(all(fields.values())),
-            **{name: float(right) for name, right in fields.items()},
-            "similarity": 1 - _differing(said.fen, row.next_fen) / 64,
-            "reward_error": error,
+            "format": float(said is not None),
+            "exact": exact,
+            **{name: float(value) for name, value in right.items()},
+            "similarity": text_similarity(fen, row.next_fen),
+            "reward_error": None if said is None else abs(said.reward - row.reward),
+            "squares": 1 - _differing(fen, row.next_fen) / 64,
+            **{f"by_kind/{kind}": exact if row.kind == kind else None for kind in KINDS},
         }
 
     def row_from_text(self, text: str) -> EnvironmentRow | None:
         """Read a gold document, with or without `A: `; labels as written, the class by rule."""
-        head, *fields = strip_end(text.strip()).removeprefix("A:").split("+")
+        head, *fields = strip_end(text.strip()).removeprefix(f"{self.letter}:").split("+")
         fen = read_fen(head)
         if len(fields) != 6 or fen is None:
             return None
@@ -213,6 +240,62 @@ class EnvironmentTask:
             truncated=said.truncated,
             kind=by_rule.kind,
         )
+
+    def malformed(self, rules: RewardRules) -> float:
+        """Reward of an answer that cannot be read."""
+        return rules.a_malformed
+
+    def key(self, row: EnvironmentRow) -> str:
+        """The position and the move."""
+        return f"{super().key(row)} {row.move}"
+
+    def row_class(self, row: EnvironmentRow) -> str:
+        """The kind of transition."""
+        return row.kind
+
+    def moves(self, row: EnvironmentRow) -> tuple[str, ...]:
+        """The one that is played."""
+        return (row.move,)
+
+    def repair(self, row: EnvironmentRow, text: str) -> tuple[EnvironmentRow, tuple[str, ...]]:
+        """Some public rows lack their letter; labels are replaced by what the rules say."""
+        if not row.history or row.history[-1] != row.move:
+            raise DataError("the history does not end with the move")
+        true = transition(row.fen, row.move, row.history[:-1])
+        prefixed = text.lstrip().startswith(f"{self.letter}:")
+        repairs = [] if prefixed else ["rows without a prefix were taken as A rows"]
+        if true != row:
+            repairs.append("A rows had labels against the rules: they now follow them")
+        return true, tuple(repairs)
+
+    def draw_truth(self, truth: Mapping[str, Any]) -> Drawing:
+        """The board behind the move."""
+        move, kind = str(truth.get("move", "")), str(truth.get("kind", "")).replace("_", " ")
+        legal = _legal(chess.Board(truth["fen"]), move)
+        san = chess.Board(truth["fen"]).san(legal) if legal else move
+        return Drawing(
+            board=str(truth.get("next_fen", truth["fen"])),
+            caption=f"after {san}" + (f" ({kind})" if kind else ""),
+            played=move,
+        )
+
+    def draw_answer(self, truth: Mapping[str, Any], text: str) -> Drawing:
+        """The board that the answer describes."""
+        said = self.parse(text)
+        return Drawing(board="" if said.fault else said.fen)
+
+
+def text_similarity(a: str, b: str) -> float:
+    """1 - Levenshtein distance / length of the longer text; 1 for equal texts."""
+    if a == b:
+        return 1.0
+    previous = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        current = [i]
+        for j, y in enumerate(b, 1):
+            current.append(min(previous[j] + 1, current[-1] + 1, previous[j - 1] + (x != y)))
+        previous = current
+    return 1 - previous[-1] / max(len(a), len(b))
 
 
 def _reward_text(row: EnvironmentRow) -> str:

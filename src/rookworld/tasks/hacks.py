@@ -14,7 +14,7 @@ from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.notation import cp_text
 from rookworld.tasks.policy import MOST_MOVES, POLICY, win_loss
 from rookworld.tasks.reward import FORMAT_ONLY, MISTAKE, ONE_WRONG
-from rookworld.tasks.task import Analysis, EnvironmentRow, PolicyRow, legal_moves
+from rookworld.tasks.task import Analysis, EnvironmentRow, PolicyRow, Row, legal_moves
 
 
 class Hack(NamedTuple):
@@ -25,9 +25,11 @@ class Hack(NamedTuple):
     limit: float
 
 
-def hacks(row: PolicyRow | EnvironmentRow) -> Iterator[Hack]:
+def hacks(row: Row) -> Iterator[Hack]:
     """The answers to a row that earlier rewards paid for."""
-    return _analyses(row) if isinstance(row, PolicyRow) else _transitions(row)
+    if isinstance(row, PolicyRow):
+        return _analyses(row)
+    return _transitions(row) if isinstance(row, EnvironmentRow) else iter(())
 
 
 def _analyses(row: PolicyRow) -> Iterator[Hack]:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final, Literal
 
-from rookworld.tasks.notation import cp_text, grid_text, is_move_text, read_fen, text_cp
+from rookworld.runtime.errors import DataError
+from rookworld.tasks.notation import cp_text, grid_text, is_mate, is_move_text, read_fen, text_cp
 from rookworld.tasks.reward import (
     FORCED_BEST,
     RewardRules,
@@ -24,9 +25,12 @@ from rookworld.tasks.reward import (
 )
 from rookworld.tasks.task import (
     Analysis,
+    Drawing,
     Judge,
+    Metric,
     PolicyRow,
     Style,
+    Task,
     Verdict,
     legal_moves,
     strip_end,
@@ -37,7 +41,6 @@ MOST_MOVES: Final = 5
 
 _FEN_WIDTH, _MOVES_WIDTH, _EVALS_WIDTH = 90, 30, 40
 _MAE_LIMIT_CP = 1000  # beyond ±10 pawns, and for mates, a difference in pawns says nothing
-_PARTS = ("format", "legal", "best", "candidates", "evaluations", "whole")
 _ROW = re.compile(r"P: *([^:]*?) *M:(.*)")
 
 
@@ -76,10 +79,34 @@ def _fault(moves: list[str], evals: list[str], best: list[str]) -> str | None:
     return None
 
 
-class PolicyTask:
+class PolicyTask(Task[PolicyRow, PolicyAnswer]):
     """Ask for five moves, their evaluations, and the best of them."""
 
-    letter: Final = "P"
+    letter: ClassVar[Literal["P"]] = "P"
+    title = "Analysis"
+    truth_title = "Engine"
+    row_type = PolicyRow
+    columns: ClassVar = {
+        "fen": "string",
+        "moves": "list<string>",
+        "cp": "list<int32>",
+        "depth": "int16",
+    }
+    key_column = "moves"
+    parts = ("format", "legal", "best", "candidates", "evaluations", "whole")
+    shown_metrics: ClassVar = {
+        "format": Metric(label="readable", headline=True),
+        "legal": Metric(label="legal move", headline=True),
+        "best": Metric(label="best move", headline=True),
+        "best_white": Metric(label="best move, White"),
+        "best_black": Metric(label="best move, Black"),
+        "top5": Metric(label="top five found", headline=True),
+        "eval_mae": Metric(
+            label="evaluation error (pawns)", share=False, decimals=2, lower_is_better=True
+        ),
+        "win_loss": Metric(label="win probability lost", share=False, lower_is_better=True),
+    }
+    new_tokens: ClassVar = {"compact": 16, "padded": 144}
 
     def prompt(self, row: PolicyRow, style: Style) -> str:
         """Everything up to and including `M:`."""
@@ -112,27 +139,21 @@ class PolicyTask:
             return PolicyAnswer(fault="an evaluation is not a number in pawns")
         return PolicyAnswer(tuple(moves), tuple(cp), best[0])
 
-    def verify(
+    def score(
         self,
         row: PolicyRow,
-        completion: str,
+        said: PolicyAnswer,
         rules: RewardRules,
-        judge: Judge | None = None,
-        progress: float = 1.0,
-        *,
-        finished: bool = True,
+        judge: Judge | None,
+        progress: float,
     ) -> Verdict:
-        """Judge a completion; `judge` None means the row's own labels."""
-        said = self.parse(completion)
-        fault = said.fault if finished else "no end token"
-        if fault is not None:
-            return Verdict(rules.p_malformed, dict.fromkeys(_PARTS, 0.0), f"malformed: {fault}")
+        """The verdict on an answer that can be read."""
         legal = legal_moves(row.fen)
         truth = self.truth(row, judge)
         most = min(MOST_MOVES, len(legal))
         least = min(most, len(truth.moves))
         share = sum(move in legal for move in said.moves) / max(least, len(said.moves))
-        parts = {**dict.fromkeys(_PARTS, 0.0), "format": 1.0, "legal": share}
+        parts = {**dict.fromkeys(self.parts, 0.0), "format": 1.0, "legal": share}
         reason = _gate(said, legal, least, most)
         right = 0
         if reason is None:
@@ -144,32 +165,33 @@ class PolicyTask:
         total = combine(parts, rules.part_weights, shaping, right=right, progress=progress)
         return Verdict(total, parts, reason)
 
-    def metrics(
-        self, row: PolicyRow, completion: str, judge: Judge | None = None, *, finished: bool = True
+    def measure(
+        self, row: PolicyRow, said: PolicyAnswer | None, judge: Judge | None
     ) -> dict[str, float | None]:
-        """Chess metrics of one completion.
+        """Chess metrics of one answer.
 
-        `legal` and `best` speak of B (ties count as best), `top5` is the share of the true best
-        moves that M lists, `eval_mae` is in pawns over the moves in common, both sides held within
-        ±10, and `win_loss` is the win probability that B gives away: an unreadable or illegal B
-        forfeits all there was; a legal one that nobody evaluated loses at least what the last
-        known move does, and is charged that.
+        `best` asks for the very first move of the truth, `best_or_equal` lets a move that is just
+        as good pass. `legal` speaks of B, `top5` is the share of the true best moves that M lists,
+        `eval_mae` is in pawns over the moves in common, both sides held within ±10, and `win_loss`
+        is the win probability that B gives away: an unreadable or illegal B forfeits all there was;
+        a legal one that nobody evaluated loses at least what the last known move does, and is
+        charged that.
         """
-        said = self.parse(completion)
-        readable = said.fault is None and finished
         truth = self.truth(row, judge)
         known = dict(zip(truth.moves, truth.cp, strict=True))
-        legal = readable and said.best in legal_moves(row.fen)
+        chosen = said.best if said is not None else ""
+        legal = chosen in legal_moves(row.fen)
         highest = max(truth.cp)
-        loss = win_loss(row, said.best, truth, judge) if legal else win_percent(highest) / 100
+        loss = win_loss(row, chosen, truth, judge) if legal else win_percent(highest) / 100
         if loss is None:
             loss = (win_percent(highest) - win_percent(min(truth.cp))) / 100
-        best = float(legal and known.get(said.best) == highest)
+        best = float(chosen == truth.moves[0])
         white = row.fen.split(" ")[1] == "w"
-        pairs = list(zip(said.moves, said.cp, strict=True)) if readable else []
+        pairs = [] if said is None else list(zip(said.moves, said.cp, strict=True))
         errors = [abs(_held(cp) - _held(known[move])) / 100 for move, cp in pairs if move in known]
+        stage = phase(row.fen)
         return {
-            "format": float(readable),
+            "format": float(said is not None),
             "legal": float(legal),
             "best": best,
             "best_white": best if white else None,
@@ -177,6 +199,8 @@ class PolicyTask:
             "top5": len(errors) / len(known),
             "eval_mae": sum(errors) / len(errors) if errors else None,
             "win_loss": loss,
+            "best_or_equal": float(legal and known.get(chosen) == highest),
+            **{f"best_{name}": best if stage == name else None for name in PHASES},
         }
 
     def row_from_text(self, text: str) -> PolicyRow | None:
@@ -199,6 +223,52 @@ class PolicyTask:
         ranked = sorted(pairs, key=lambda pair: (-pair[1], pair[0] != said.best))
         return PolicyRow(fen, tuple(move for move, _ in ranked), tuple(cp for _, cp in ranked))
 
+    def row_from_record(self, record: Mapping[str, Any]) -> PolicyRow:
+        """The row of a file's columns; a file may lack the depth."""
+        row = super().row_from_record({**record, "depth": record.get("depth") or 0})
+        if not row.moves or len(row.moves) != len(row.cp):
+            raise DataError(f"{len(row.moves)} moves with {len(row.cp)} evaluations: {row.fen}")
+        return row
+
+    def row_class(self, row: PolicyRow) -> str:
+        """How many moves are listed, or that a mate is in sight."""
+        return "mate_in_sight" if is_mate(row.cp[0]) else f"{len(row.moves)}_moves"
+
+    def moves(self, row: PolicyRow) -> tuple[str, ...]:
+        """Those of the analysis."""
+        return row.moves
+
+    def repair(self, row: PolicyRow, text: str) -> tuple[PolicyRow, tuple[str, ...]]:
+        """Public rows with Black to move name the worst of the five moves as B, not the best.
+
+        Evaluations are right, so the row, which is best first, is right already.
+        """
+        said = self.parse(text.partition("M:")[2].strip())
+        if dict(zip(row.moves, row.cp, strict=True))[said.best] == row.cp[0]:
+            return row, ()
+        side = "White" if row.fen.split()[1] == "w" else "Black"
+        return row, (
+            f"P rows with {side} to move named another move than their best as B: B is now the"
+            " move with the highest evaluation",
+        )
+
+    def draw_truth(self, truth: Mapping[str, Any]) -> Drawing:
+        """The analysed moves as arrows, with their evaluations."""
+        moves = tuple(str(move) for move in truth.get("moves") or ())
+        scored = tuple(zip(moves, truth.get("cp") or (), strict=False))
+        return replace(super().draw_truth(truth), moves=moves, scored=scored)
+
+    def draw_answer(self, truth: Mapping[str, Any], text: str) -> Drawing:
+        """The moves of the answer, B before all others."""
+        said = self.parse(text)
+        others = tuple(move for move in said.moves if move != said.best)
+        return Drawing(
+            board=str(truth["fen"]),
+            moves=(said.best, *others) if said.best else (),
+            scored=tuple(zip(said.moves, said.cp, strict=True)),
+            best=said.best,
+        )
+
 
 _RIGHT: Final = {"best": 0.75, "candidates": 0.6, "evaluations": 0.5}
 """Part scores from which a field counts as right in the graduated levels."""
@@ -207,6 +277,22 @@ _RIGHT: Final = {"best": 0.75, "candidates": 0.6, "evaluations": 0.5}
 def fields_right(parts: Mapping[str, float]) -> int:
     """How many of the three content fields count as right."""
     return sum(parts[name] >= least for name, least in _RIGHT.items())
+
+
+PHASES: Final = ("opening", "middlegame", "endgame")
+
+
+def phase(fen: str) -> str:
+    """opening, middlegame or endgame.
+
+    Endgame: at most six pieces besides kings and pawns are left, both sides together. Opening:
+    more than ten, and not after move 12. Middlegame: everything else.
+    """
+    placement, *_, move_number = fen.split()
+    pieces = sum(letter in "nbrqNBRQ" for letter in placement)
+    if pieces <= 6:
+        return "endgame"
+    return "opening" if pieces > 10 and int(move_number) <= 12 else "middlegame"
 
 
 def _held(cp: int) -> int:

@@ -33,6 +33,7 @@ from rookworld.tasks.task import (
     EnvironmentRow,
     Judge,
     PolicyRow,
+    Row,
     Verdict,
     legal_moves,
     strip_end,
@@ -119,7 +120,7 @@ STAGES = 1 + MOST_MOVES
 
 
 def outlooks(
-    row: PolicyRow | EnvironmentRow,
+    row: Row,
     text: str,
     rules: RewardRules,
     judge: Judge | None = None,
@@ -130,7 +131,7 @@ def outlooks(
     if isinstance(row, EnvironmentRow):
         return (Outlook(1, ".", 1, _with_board(row, text, rules, progress)),)
     moves, echoed, tidy = _listed(text)
-    if not moves:
+    if not moves or not isinstance(row, PolicyRow):
         return ()
     promise = _Promise(row, rules, POLICY.truth(row, judge), judge, progress, usual)
     begun = [
@@ -157,14 +158,16 @@ END_OF_LIST = "E:"
 
 
 def choices(
-    row: PolicyRow,
+    row: Row,
     texts: Sequence[str],
     rules: RewardRules,
     judge: Judge | None = None,
     progress: float = 1.0,
     usual: Usual = NEUTRAL,
 ) -> tuple[Choices, ...]:
-    """The choices that each completion made when it listed its moves."""
+    """The choices that each completion made when it listed its moves; none of other tasks."""
+    if not isinstance(row, PolicyRow):
+        return ()
     legal = sorted(legal_moves(row.fen))
     promise = _Promise(row, rules, POLICY.truth(row, judge), judge, progress, usual)
     of_each = cache(partial(promise.of_each, legal))  # answers to one prompt begin alike

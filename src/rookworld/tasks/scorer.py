@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -16,7 +16,6 @@ from functools import lru_cache, partial
 from typing import TypeVar
 
 from rookworld.runtime.processes import interrupts_held, outlive_interrupts
-from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.prefix_value import (
     NEUTRAL,
@@ -29,8 +28,9 @@ from rookworld.tasks.prefix_value import (
     outlooks,
     tally,
 )
+from rookworld.tasks.registry import task_of
 from rookworld.tasks.reward import RewardRules
-from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow, Verdict
+from rookworld.tasks.task import Judge, PolicyRow, Row, Verdict
 
 Given = TypeVar("Given")
 Found = TypeVar("Found")
@@ -44,7 +44,7 @@ should not keep the others waiting."""
 class Question:
     """One row's answers."""
 
-    row: PolicyRow | EnvironmentRow
+    row: Row
     texts: tuple[str, ...]
     finished: tuple[bool, ...]
 
@@ -101,7 +101,7 @@ class Scorer:
 
 
 def judge_answer(
-    row: PolicyRow | EnvironmentRow,
+    row: Row,
     text: str,
     finished: bool,
     rules: RewardRules,
@@ -109,9 +109,13 @@ def judge_answer(
     progress: float,
 ) -> Verdict:
     """The verdict on one answer, whichever the task."""
-    if isinstance(row, PolicyRow):
-        return POLICY.verify(row, text, rules, judge, progress, finished=finished)
-    return ENVIRONMENT.verify(row, text, rules, None, progress, finished=finished)
+    return task_of(row).verify(row, text, rules, judge, progress, finished=finished)
+
+
+def prefetch(judge: Judge | None, rows: Iterable[Row], *, every_move: bool = False) -> None:
+    """Warm a judge up for the rows that it is asked about."""
+    if judge is not None:
+        judge.prefetch(POLICY.select(rows), every_move=every_move)
 
 
 class Workers:

@@ -2,24 +2,29 @@
 
 The law: whatever text a model writes, `parse` returns a record and `verify` a `Verdict`; neither
 raises. A bad answer is data. A row is truth and is trusted; it was checked where it was made.
+A task is one subclass of `Task` in one file, named in `registry`.
 Left out on purpose: the tasks themselves (`policy`, `environment`) and the judges, which import
 this module, and tokens: a task sees text only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import chess
 
-if TYPE_CHECKING:
-    from rookworld.tasks.reward import RewardRules
+from rookworld.tasks.notation import position_key
+from rookworld.tasks.reward import RewardRules
 
 Style = Literal["padded", "compact"]
 """padded: GPT-2 BPE columns with raw evaluations; compact: one space, evaluations on the grid."""
+
+Letter = Literal["P", "A"]
+"""Tasks whose rows the package can make."""
 
 END: Final = "<|endoftext|>"
 """Text of the end token; it precedes every training document and ends every completion."""
@@ -93,36 +98,102 @@ class Answer(Protocol):
         ...
 
 
-Row = TypeVar("Row")
-
-
-class Task(Protocol[Row]):
-    """One kind of question; `prompt(row) + answer(row)` is a training document."""
+class Row(Protocol):
+    """A position, and what is true of it; its type says which task it is of."""
 
     @property
-    def letter(self) -> str:
-        """First character of every prompt."""
-        ...
+    def fen(self) -> str: ...
 
-    def prompt(self, row: Row, style: Style) -> str:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """What a report draws of a row, or of an answer to it."""
+
+    board: str = ""
+    """FEN, or piece placement alone; empty: no board can be read."""
+    caption: str = ""
+    moves: tuple[str, ...] = ()
+    """Drawn as arrows, the first the strongest."""
+    scored: tuple[tuple[str, int], ...] = ()
+    """Listed beside the board: moves with their evaluations in centipawns."""
+    best: str = ""
+    """The one of them that is chosen."""
+    played: str = ""
+    """The move that led to the board."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """How a number of `Task.metrics` is shown; a share in per cent if nothing else is said."""
+
+    label: str
+    headline: bool = False
+    """Whether it is among the few that a short table has."""
+    share: bool = True
+    """Whether it lies in 0 … 1 for each row, so that the interval is that of a share."""
+    decimals: int | None = None
+    """Shown as it is, with so many decimals."""
+    lower_is_better: bool = False
+
+
+RowT = TypeVar("RowT", bound=Row)
+AnswerT = TypeVar("AnswerT", bound=Answer)
+
+
+class Task(ABC, Generic[RowT, AnswerT]):
+    """One kind of question; `prompt(row) + answer(row)` is a training document."""
+
+    letter: ClassVar[str]
+    """First character of every prompt, and the task's name in files, flags and metrics."""
+    title: ClassVar[str]
+    """What a reader calls it."""
+    truth_title: ClassVar[str] = "Truth"
+    """Who knows the truth, over its board in a report."""
+    row_type: type[RowT]
+    columns: ClassVar[Mapping[str, str]]
+    """Column -> type in a Parquet file; the fields of a row."""
+    key_column: ClassVar[str]
+    """The column by which its records are known; no earlier task of the registry has it."""
+    parts: ClassVar[tuple[str, ...]]
+    """Parts of every verdict."""
+    shown_metrics: ClassVar[Mapping[str, Metric]]
+    """Metrics that have a label, by name; others are shown under their name, as shares."""
+    new_tokens: ClassVar[Mapping[Style, int]]
+    """Longest answer in tokens, by the style of the tokenizer."""
+    open_ended: ClassVar[bool] = True
+    """Whether several answers are right, so that a policy without entropy has collapsed."""
+
+    @abstractmethod
+    def prompt(self, row: RowT, style: Style) -> str:
         """The text a model is given."""
-        ...
 
-    def answer(self, row: Row, style: Style) -> str:
+    @abstractmethod
+    def answer(self, row: RowT, style: Style) -> str:
         """The text that follows the prompt in the gold document, without the end token."""
-        ...
 
-    def parse(self, text: str) -> Answer:
+    @abstractmethod
+    def parse(self, text: str) -> AnswerT:
         """Read a completion; accepts any text, never raises."""
-        ...
 
-    def truth(self, row: Row, judge: Judge | None = None) -> object:
-        """What a perfect answer says."""
-        ...
+    @abstractmethod
+    def row_from_text(self, text: str) -> RowT | None:
+        """Read a gold document, padded or compact; None if it is not one."""
+
+    @abstractmethod
+    def score(
+        self, row: RowT, said: AnswerT, rules: RewardRules, judge: Judge | None, progress: float
+    ) -> Verdict:
+        """The verdict on an answer that can be read."""
+
+    @abstractmethod
+    def measure(
+        self, row: RowT, said: AnswerT | None, judge: Judge | None
+    ) -> dict[str, float | None]:
+        """Metrics of an answer, `said` None if it cannot be read; None where one does not apply."""
 
     def verify(
         self,
-        row: Row,
+        row: RowT,
         completion: str,
         rules: RewardRules,
         judge: Judge | None = None,
@@ -131,17 +202,68 @@ class Task(Protocol[Row]):
         finished: bool = True,
     ) -> Verdict:
         """Judge a completion; `judge` None means the row's own labels."""
-        ...
+        said = self.parse(completion)
+        fault = said.fault if finished else "no end token"
+        if fault is None:
+            return self.score(row, said, rules, judge, progress)
+        return Verdict(self.malformed(rules), dict.fromkeys(self.parts, 0.0), f"malformed: {fault}")
 
     def metrics(
-        self, row: Row, completion: str, judge: Judge | None = None, *, finished: bool = True
+        self, row: RowT, completion: str, judge: Judge | None = None, *, finished: bool = True
     ) -> dict[str, float | None]:
-        """Chess metrics of one completion; None where a metric does not apply."""
-        ...
+        """Chess metrics of one completion."""
+        said = self.parse(completion)
+        return self.measure(row, said if finished and said.fault is None else None, judge)
 
-    def row_from_text(self, text: str) -> Row | None:
-        """Read a gold document, padded or compact; None if it is not one."""
-        ...
+    def malformed(self, rules: RewardRules) -> float:
+        """Reward of an answer that cannot be read."""
+        return rules.p_malformed
+
+    def select(self, rows: Iterable[Row]) -> list[RowT]:
+        """The rows of this task."""
+        return [row for row in rows if isinstance(row, self.row_type)]
+
+    def row_from_record(self, record: Mapping[str, Any]) -> RowT:
+        """The row of a file's columns; a KeyError or TypeError where they are not a row's."""
+        return self.row_type(
+            **{
+                name: tuple(record[name]) if kind.startswith("list") else record[name]
+                for name, kind in self.columns.items()
+            }
+        )
+
+    # What follows has a default that suits most tasks.
+
+    def key(self, row: RowT) -> str:
+        """What makes two rows repetitions of each other."""
+        return position_key(row.fen)
+
+    def row_class(self, row: RowT) -> str:
+        """The class under which a row is counted."""
+        return "positions"
+
+    def moves(self, row: RowT) -> tuple[str, ...]:
+        """The moves of a row, the best first."""
+        return ()
+
+    def repair(self, row: RowT, text: str) -> tuple[RowT, tuple[str, ...]]:
+        """A row from outside without its known faults, and what these were, in words.
+
+        Raises a DataError for a row that cannot be repaired.
+        """
+        return row, ()
+
+    def draw_truth(self, truth: Mapping[str, Any]) -> Drawing:
+        """What a report draws of a row, by its record, which may lack columns."""
+        side = "White" if str(truth["fen"]).split(" ")[1:2] == ["w"] else "Black"
+        return Drawing(board=str(truth["fen"]), caption=f"{side} to move")
+
+    def draw_answer(self, truth: Mapping[str, Any], text: str) -> Drawing:
+        """What a report draws of an answer."""
+        return Drawing(board=str(truth["fen"]))
+
+
+AnyTask = Task[Any, Any]
 
 
 def strip_end(text: str) -> str:

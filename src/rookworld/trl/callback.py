@@ -63,8 +63,9 @@ from rookworld.runtime.atomic_files import write_json
 from rookworld.runtime.config import resolved
 from rookworld.runtime.errors import ConfigError, Diverged, RookworldError
 from rookworld.runtime.run_folder import Run, origin, read_lines
-from rookworld.tasks.scorer import judge_answer
-from rookworld.tasks.task import Judge, PolicyRow
+from rookworld.tasks.registry import TASKS
+from rookworld.tasks.scorer import judge_answer, prefetch
+from rookworld.tasks.task import Judge
 from rookworld.trl import plan
 
 MOMENTS, REFERENCE = "trl.optimizer", "trl.reference"
@@ -281,9 +282,7 @@ class Session(TrainerCallback):
         k, rules = self.settings.sampling.k_samples, self.settings.rewards
         progress = ramp(self.step, self.settings.rewards.reward_warmup_steps)
         asked = [self.stream[number] for number in place[::k]]
-        if self.judge is not None:
-            rows = [prompt.row for prompt in asked]
-            self.judge.prefetch([row for row in rows if isinstance(row, PolicyRow)])
+        prefetch(self.judge, [prompt.row for prompt in asked])
         self.groups = []
         for number, prompt in enumerate(asked):
             ids = completion_ids[number * k : (number + 1) * k]
@@ -354,7 +353,7 @@ class Session(TrainerCallback):
             entropy=tally.mean(tally.entropy),
             reward_mean=sum(rewards) / len(rewards),
             all_rewards_negative=max(rewards) < 0,
-            open_ended=self.turns[self.step] == "P",
+            open_ended=TASKS[self.turns[self.step]].open_ended,
         )
         self.ruling = self.guard.check_step(health)
         if isinstance(self.ruling.decision, Skip | Stop):

@@ -7,7 +7,7 @@ name; no position is both trained on and held out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
@@ -19,7 +19,10 @@ from rookworld.evaluation.evaluate import HeldOut
 from rookworld.rl.settings import TrainSettings
 from rookworld.runtime.config import value_of
 from rookworld.runtime.errors import ConfigError, DataError
-from rookworld.tasks.task import EnvironmentRow, PolicyRow
+from rookworld.tasks.environment import ENVIRONMENT
+from rookworld.tasks.policy import POLICY
+from rookworld.tasks.registry import TASKS
+from rookworld.tasks.task import Row
 
 INSTALL = 'pip install "rookworld[trl]"'
 FIXED = (
@@ -53,7 +56,7 @@ def phases(steps: int, cycle: int, ratio: float) -> list[Phase]:
     environment = round(cycle * ratio)
     if 0 < ratio < 1:
         environment = min(max(environment, 1), cycle - 1)
-    lengths = {"P": cycle - environment, "A": environment}
+    lengths = {POLICY.letter: cycle - environment, ENVIRONMENT.letter: environment}
     made: list[Phase] = []
     done = 0
     while done < steps:
@@ -117,9 +120,7 @@ def require_trl() -> None:
         raise ConfigError(f"--backend trl needs TRL: {INSTALL}")
 
 
-def check_rows(
-    settings: TrainSettings, rows: Sequence[PolicyRow | EnvironmentRow], held: HeldOut
-) -> Counter[str]:
+def check_rows(settings: TrainSettings, rows: Sequence[Row], held: HeldOut) -> Counter[str]:
     """How many rows each task has; both must have some, and held-out positions be none of them."""
     counts = Counter(task_name(row) for row in rows)
     for letter in sorted(set(letters(settings))):
@@ -133,12 +134,10 @@ def check_rows(
     return counts
 
 
-def trained_on(
-    settings: TrainSettings, rows: Sequence[PolicyRow | EnvironmentRow], held: HeldOut
-) -> str | None:
+def trained_on(settings: TrainSettings, rows: Sequence[Row], held: HeldOut) -> str | None:
     """What is wrong with held-out rows if positions of theirs are trained on, None if none is."""
     trained = chain((row.fen for row in rows), load_positions(settings.distill.distill_data))
-    asked = chain((row.fen for row in held.policy), (row.fen for row in held.environment))
+    asked = (row.fen for row in held.rows)
     shared, tested = seen_positions(trained, asked)
     if not shared:
         return None
@@ -149,9 +148,12 @@ def trained_on(
     )
 
 
-def plan(
-    settings: TrainSettings, rows: Sequence[PolicyRow | EnvironmentRow], held: HeldOut
-) -> list[str]:
+def numbered(counts: Mapping[str, int], joint: str = ", ") -> str:
+    """How many there are of each task."""
+    return joint.join(f"{counts.get(letter, 0):,} {letter}" for letter in TASKS)
+
+
+def plan(settings: TrainSettings, rows: Sequence[Row], held: HeldOut) -> list[str]:
     """The lines that `--dry-run` prints; raises what would stop the run."""
     check_flags(settings)
     counts = check_rows(settings, rows, held)
@@ -162,8 +164,8 @@ def plan(
     found = installed()
     return [
         f"backend: TRL {found}" if found else f"backend: TRL is not installed; {INSTALL}",
-        f"rows: {counts['P']:,} P, {counts['A']:,} A; held out: {len(held.policy):,} P, "
-        f"{len(held.environment):,} A, no position in common",
-        f"phases: {', '.join(shown)} ({of_steps['P']} P and {of_steps['A']} A steps)",
+        f"rows: {numbered(counts)}; held out: {numbered(Counter(map(task_name, held.rows)))}, "
+        "no position in common",
+        f"phases: {', '.join(shown)} ({numbered(of_steps, ' and ')} steps)",
         settings.outline(),
     ]

@@ -35,13 +35,14 @@ from rookworld.rl.state import (
     fits,
 )
 from rookworld.rl.trainer import Evaluate, Hooks
-from rookworld.rollout.collector import Prompts, prompt_text
+from rookworld.rollout.prompts import Prompts, prompt_text
 from rookworld.rollout.types import Prompt
 from rookworld.runtime import distributed
 from rookworld.runtime.errors import ConfigError
 from rookworld.runtime.processes import Interrupted, interruptible
 from rookworld.runtime.run_folder import Run
-from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow
+from rookworld.tasks.environment import ENVIRONMENT
+from rookworld.tasks.task import Judge, Row
 from rookworld.trl import plan
 from rookworld.trl.callback import MOMENTS, REFERENCE, Session, exchange
 
@@ -57,7 +58,7 @@ LOSSES = {
 
 def train(
     settings: TrainSettings,
-    rows: Sequence[PolicyRow | EnvironmentRow],
+    rows: Sequence[Row],
     evaluate: Evaluate,
     judge: Judge | None = None,
     hooks: Hooks | None = None,
@@ -106,12 +107,12 @@ def one_device(settings: TrainSettings) -> torch.device:
 
 
 def prompt_stream(
-    rows: Sequence[PolicyRow | EnvironmentRow], tokenizer: Tokenizer, settings: TrainSettings
+    rows: Sequence[Row], tokenizer: Tokenizer, settings: TrainSettings
 ) -> list[Prompt]:
     """The prompts of every step: a batch of one task each, phase by phase."""
     turns = plan.letters(settings)
     piles = {
-        letter: Prompts(rows, tokenizer, float(letter == "A"), settings.seed)
+        letter: Prompts(rows, tokenizer, float(letter == ENVIRONMENT.letter), settings.seed)
         for letter in sorted(set(turns))
     }
     return [prompt for letter in turns for prompt in piles[letter].take(settings.batch_size)]

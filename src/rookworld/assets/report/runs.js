@@ -28,12 +28,12 @@ function positionsOf() {
 function galleryOf(run, runs, draw) {
   const steps = [...new Set(run.gallery.map((card) => card.step))];
   const chip = (text, on, act) => h("button.chip", { "aria-pressed": on, onclick: () => { act(); draw(); } }, text);
-  const tasks = new Set(run.gallery.map((card) => card.task));
+  const tasks = new Map(run.gallery.map((card) => [card.task, card.title]));
   const bars = [
     runs.length > 1 ? h("div.chips", {}, runs.map(({ run: one, place }) => chip(one.name, place === ui.run, () => { ui.run = place; }))) : null,
     h("div.chips", {}, steps.length > 1 ? chip("First and last", ui.step === "ends", () => { ui.step = "ends"; }) : null,
       steps.map((step) => chip(`Step ${step}`, ui.step === step, () => { ui.step = step; })),
-      tasks.size > 1 ? [h("span", { style: { width: "10px" } }), ["P", "Analysis"], ["A", "Environment"]].map((one) => Array.isArray(one) ? chip(one[1], ui.task === one[0], () => { ui.task = ui.task === one[0] ? "" : one[0]; }) : one) : null),
+      tasks.size > 1 ? [h("span", { style: { width: "10px" } }), ...tasks].map((one) => Array.isArray(one) ? chip(one[1], ui.task === one[0], () => { ui.task = ui.task === one[0] ? "" : one[0]; }) : one) : null),
   ].filter(Boolean);
   const wanted = ui.step === "ends" || !steps.includes(ui.step) ? [steps[0], steps[steps.length - 1]] : [ui.step];
   const cards = run.gallery.filter((card) => wanted.includes(card.step) && (!ui.task || card.task === ui.task));
@@ -43,7 +43,7 @@ function galleryOf(run, runs, draw) {
 function heatOf(run) {
   const tables = Object.entries(run.parts).filter(([, one]) => one.steps.length > 1).map(([task, one]) => {
     const keep = spread(one.steps.length, 7);
-    return h("div", {}, h("h3", { style: { "margin-bottom": "6px" } }, task === "P" ? "Analysis (P), sampled answers" : "Environment (A), sampled answers"), h("table", {},
+    return h("div", {}, h("h3", { style: { "margin-bottom": "6px" } }, `${one.title} (${task}), sampled answers`), h("table", {},
       h("thead", {}, h("tr", {}, h("th", {}, "step"), keep.map((place) => h("th", {}, one.steps[place])))),
       h("tbody", {}, Object.entries(one.parts).map(([part, values]) => h("tr", {}, h("td", {}, part), keep.map((place) => h("td", {}, values[place] === null ? "" : h("span", { style: { "--v": Math.max(0, Math.min(1, values[place])) } }, values[place].toFixed(2)))))))));
   });
@@ -62,8 +62,8 @@ function positionCard(run, card) {
     const chosen = ui.answer[key] ?? Math.floor((card.answers.length - 1) / 2);
     const answer = card.answers[chosen];
     card_.replaceChildren(
-      h("div.title", {}, h("h3", {}, card.caption), h("span.faint", {}, `${card.task === "P" ? "analysis" : "environment"} · step ${card.step}`)),
-      h("div.boards", {}, boardFigure(card, answer, "Model", "#2f6bd8"), boardFigure(card, card.truth, card.task === "P" ? "Engine" : "Rules", "#2b9a5b")),
+      h("div.title", {}, h("h3", {}, card.caption), h("span.faint", {}, `${card.title.toLowerCase()} · step ${card.step}`)),
+      h("div.boards", {}, boardFigure(card, answer, "Model", "#2f6bd8"), boardFigure(card, card.truth, card.truth_title, "#2b9a5b")),
       h("div.answers", {}, h("span", {}, `${card.answers.length} answers, by reward`), card.answers.map((one, place) => h("button.answer", { "aria-pressed": place === chosen, onclick: () => { ui.answer[key] = place; draw(); } }, one.reward === null ? "–" : minus(one.reward.toFixed(2))))),
       answer ? verdictOf(run, card, answer) : "");
   };

@@ -35,15 +35,18 @@ from rookworld.data.generate.positions import (
 )
 from rookworld.data.generate.settings import GenerateSettings
 from rookworld.data.generate.transitions import transition_records
+from rookworld.data.rows import MATE, columns_of
 from rookworld.data.sources import source_files
 from rookworld.runtime.atomic_files import remove_unfinished
 from rookworld.runtime.errors import ConfigError
 from rookworld.tasks.engine import Engine, EngineLost, find_engine
+from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.notation import position_key
+from rookworld.tasks.policy import POLICY
 
 Record = dict[str, Any]
 
-GAMES_PER_CHUNK = {"P": 4, "A": 50, "mate": 0}
+GAMES_PER_CHUNK = {POLICY.letter: 4, ENVIRONMENT.letter: 50, MATE: 0}
 A_ROWS_PER_CHUNK = 250
 GAME_ROWS_PER_CHUNK = 1_000
 MATES_PER_CHUNK = 100
@@ -102,7 +105,7 @@ def generate(settings: GenerateSettings, progress: Callable[[int, int], None]) -
                 break
         made = merged.summary()
         note = {**result, "made": asdict(made)}
-        write_records(settings.out, merged.records, settings.task, origin=note)
+        write_records(settings.out, merged.records, columns_of(settings.task), origin=note)
         remove_unfinished(settings.out)
         folder.remove()
     return made
@@ -118,7 +121,7 @@ class Merge:
 
     def __init__(self, task: str, target: int, excluded: set[str]) -> None:
         self.target = target
-        self.with_move = task == "A"
+        self.with_move = task == ENVIRONMENT.letter
         self.records: list[Record] = []
         self.repeated = 0
         self.excluded = 0
@@ -160,23 +163,23 @@ def chunk_origin(settings: GenerateSettings) -> dict[str, Any]:
     """The settings on which the rows of a chunk depend, as JSON has them."""
     played = () if settings.positions else ("play_nodes", "every", "random_plies", "mistakes")
     names: dict[str, tuple[str, ...]] = {
-        "P": ("nodes", *played, "clear_hash"),
-        "A": (),
-        "mate": ("mate_in",),
+        POLICY.letter: ("nodes", *played, "clear_hash"),
+        ENVIRONMENT.letter: (),
+        MATE: ("mate_in",),
     }
     origin = {name: getattr(settings, name) for name in ("task", "seed", *names[settings.task])}
     origin["shard"] = list(settings.part)
-    if settings.task == "P":
+    if settings.task == POLICY.letter:
         with Engine(find_engine(settings.engine)) as engine:
             origin["engine"] = engine.name
-    if settings.task == "A" and not settings.played_moves:
+    if settings.task == ENVIRONMENT.letter and not settings.played_moves:
         origin["proportions"] = asdict(settings.proportions)
     if settings.games:
         origin["games"] = [path.name for path in settings.games]
         origin["games_share"] = settings.games_share
     if settings.positions:
         origin["positions"] = [path.name for path in settings.positions]
-    if settings.task == "A" and settings.played_moves:
+    if settings.task == ENVIRONMENT.letter and settings.played_moves:
         origin["shares"] = SHARES[settings.played_moves]
     if settings.plies:
         origin["plies"] = settings.plies
@@ -205,9 +208,9 @@ def chunk_numbers(settings: GenerateSettings, given: int) -> Iterator[int]:
 
 def make_chunk(settings: GenerateSettings, store: Path | None, number: int) -> list[Record]:
     """The rows of one chunk: a pure function of settings, what is given, and number."""
-    if settings.task == "A":
+    if settings.task == ENVIRONMENT.letter:
         return environment_records(settings, store, number)
-    if settings.task == "mate":
+    if settings.task == MATE:
         return mates_of_chunk(settings, store, number)
     for _ in range(ATTEMPTS - 1):
         try:
@@ -279,7 +282,9 @@ def analysis_records(settings: GenerateSettings, store: Path | None, number: int
     if given := given_games(settings, store, number):
         games = [given_game_rows(engine, rng, settings, moves) for moves in given]
     else:
-        games = [engine_game_rows(engine, rng, settings) for _ in range(GAMES_PER_CHUNK["P"])]
+        games = [
+            engine_game_rows(engine, rng, settings) for _ in range(GAMES_PER_CHUNK[POLICY.letter])
+        ]
     return [record for game in games for record in game]
 
 

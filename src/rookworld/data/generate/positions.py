@@ -24,17 +24,18 @@ from rookworld.data.files import iterate_records
 from rookworld.data.generate.analyses import AnalysisSettings, analysis_record, label
 from rookworld.data.generate.moves import Moves, chosen_move
 from rookworld.data.generate.playouts import MAX_FULLMOVE, recent
-from rookworld.data.rows import row_record
+from rookworld.data.rows import MATE, row_record
 from rookworld.data.sources import source_files
 from rookworld.runtime.atomic_files import write_text
 from rookworld.runtime.errors import DataError
 from rookworld.tasks.engine import Engine
-from rookworld.tasks.environment import transition
+from rookworld.tasks.environment import ENVIRONMENT, transition
 from rookworld.tasks.notation import read_fen
+from rookworld.tasks.policy import POLICY
 
 Record = dict[str, Any]
 
-POSITIONS_PER_CHUNK = {"P": 200, "A": 1_000, "mate": 1_000}
+POSITIONS_PER_CHUNK = {POLICY.letter: 200, ENVIRONMENT.letter: 1_000, MATE: 1_000}
 
 OTHER_COUNTERS = 0.15
 """A: share of the rows with counters drawn at random: positions of games seldom have large ones."""

@@ -11,6 +11,9 @@ from rookworld.data.generate.moves import Moves
 from rookworld.data.generate.positions import POSITIONS_PER_CHUNK
 from rookworld.data.generate.transitions import Proportions
 from rookworld.runtime.errors import ConfigError
+from rookworld.tasks.environment import ENVIRONMENT
+from rookworld.tasks.policy import POLICY
+from rookworld.tasks.task import Letter
 
 DEFAULT_ROWS = 6_000
 
@@ -22,7 +25,7 @@ class GenerateSettings:
     out: Path
     """Parquet file to write."""
 
-    task: Literal["P", "A", "mate"] = "P"
+    task: Letter | Literal["mate"] = POLICY.letter
     """P: positions analysed by the engine. A: moves and what they lead to. mate: positions with a
     mate to find."""
 
@@ -101,9 +104,9 @@ class GenerateSettings:
                 raise ConfigError(f"--{name}: {getattr(self, name)} is not between 0 and 1")
         if self.out.suffix != ".parquet":
             raise ConfigError(f"--out: {self.out} does not end in .parquet")
-        if self.moves is not None and self.task != "A":
+        if self.moves is not None and self.task != ENVIRONMENT.letter:
             raise ConfigError(f"--moves {self.moves} needs --task A")
-        if self.plies and not (self.task == "A" and self.positions):
+        if self.plies and not (self.task == ENVIRONMENT.letter and self.positions):
             raise ConfigError(f"--plies {self.plies} needs --task A and --positions")
         if self.positions and self.games:
             raise ConfigError("--positions and --games: rows are made from one of them, not both")
@@ -126,7 +129,7 @@ class GenerateSettings:
     def each_game_once(self) -> bool:
         """Whether rows end with the given games: no class is looked for until it is found."""
         alone = bool(self.games) and self.games_share == 1.0
-        return alone and (self.task == "P" or self.moves is not None)
+        return alone and (self.task == POLICY.letter or self.moves is not None)
 
     @property
     def wanted(self) -> int | None:
