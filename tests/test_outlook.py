@@ -12,8 +12,8 @@ import torch
 from rookworld.grpo.advantages import field_advantages, group_advantages, next_worths
 from rookworld.grpo.settings import AdvantageSettings
 from rookworld.model.tokenizer import Tokenizer
-from rookworld.rollout.token_values import alternatives, begun_stages
-from rookworld.rollout.types import Answers, Prompt
+from rookworld.rollout.token_values import listed_move_values, stage_values
+from rookworld.rollout.types import Completions, Prompt
 from rookworld.tasks.environment import ENVIRONMENT, transition
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.prefix_value import RunningUsual, Tally, Usual, choices, outlooks, tally
@@ -109,7 +109,7 @@ def test_an_echo_or_a_doubled_space_moves_no_promise_forward(tiny_folder: Path) 
     tokenizer = Tokenizer.load(tiny_folder)
     echoed = " M:" + GOLD
     ids = np.array([[*tokenizer.encode(echoed), tokenizer.eos]])
-    _, stages = begun_stages(ids, [outlooks(ROW, echoed, RULES)], tokenizer)
+    _, stages = stage_values(ids, [outlooks(ROW, echoed, RULES)], tokenizer)
     assert stages[0, :7].tolist() == [0, 0, 1, 2, 3, 4, 4]
     assert worths(echoed) == worths(GOLD)
     doubled = [one.stage for one in outlooks(ROW, GOLD.replace(" g1f3", "  g1f3"), RULES)]
@@ -228,7 +228,7 @@ def test_tokens_know_their_stage(tiny_folder: Path) -> None:
     ids = [[*tokenizer.encode(text), tokenizer.eos] for text in (GOLD, broken)]
     padded = [row + [tokenizer.eos] * (len(ids[0]) - len(row)) for row in ids]
     begun = [outlooks(ROW, text, RULES) for text in (GOLD, broken)]
-    found, stages = begun_stages(np.array(padded), begun, tokenizer)
+    found, stages = stage_values(np.array(padded), begun, tokenizer)
     assert stages[0].tolist() == [0, 1, 2, 3, 4, 4] + [5] * 8
     assert stages[1, :2].tolist() == [0, 1]
     assert found[0].tolist() == worths(GOLD)
@@ -236,7 +236,7 @@ def test_tokens_know_their_stage(tiny_folder: Path) -> None:
     row = transition(START, "e2e4")
     gold = ENVIRONMENT.answer(row, "compact")
     only = np.array([[*tokenizer.encode(gold), tokenizer.eos]])
-    _, played = begun_stages(only, [outlooks(row, gold, RULES)], tokenizer)
+    _, played = stage_values(only, [outlooks(row, gold, RULES)], tokenizer)
     line = played[0].tolist()
     assert line == sorted(line) and 3 <= sum(line) <= 8 and line[-1] == 1
     assert " 0.001" in {text for text, held in zip_vocabulary(tokenizer, ".") if held}
@@ -245,7 +245,7 @@ def test_tokens_know_their_stage(tiny_folder: Path) -> None:
 def test_ids_that_the_tokenizer_does_not_know_promise_nothing(tiny_folder: Path) -> None:
     tokenizer = Tokenizer.load(tiny_folder)
     unknown = np.full((1, 4), tokenizer.vocab_size + 7)
-    found, stages = begun_stages(unknown, [outlooks(ROW, GOLD, RULES)], tokenizer)
+    found, stages = stage_values(unknown, [outlooks(ROW, GOLD, RULES)], tokenizer)
     assert not stages.any() and np.isnan(found).all()
 
 
@@ -369,13 +369,13 @@ def test_choices_stand_where_moves_were_drawn(tiny_folder: Path) -> None:
     ids = np.array([line + [tokenizer.eos] * (max(counts) - len(line)) for line in lines])
     nothing, done = torch.zeros(6, max(counts)), (True,) * 6
     prompt = Prompt(ROW, (1,), 0)
-    answers = Answers(prompt, nothing, nothing, nothing, nothing, ids, counts, done)
-    found = alternatives(answers, choices(ROW, texts, RULES), tokenizer)
+    answers = Completions(prompt, nothing, nothing, nothing, nothing, ids, counts, done)
+    found = listed_move_values(answers, choices(ROW, texts, RULES), tokenizer)
     assert found is not None
-    assert found.ids == [tokenizer.token(f" {word}") for word in (*LEGAL, "E:")]
-    assert found.answers == [0] * 6 + [1] * 6 + [2] * 2 + [3] * 2 + [4]
-    assert found.places == [0, 1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 6, 0, 1, 0, 1, 0]
-    assert len(found.worths) == len(found.places) * len(found.ids)
+    assert found.tokens == [tokenizer.token(f" {word}") for word in (*LEGAL, "E:")]
+    assert found.completions == [0] * 6 + [1] * 6 + [2] * 2 + [3] * 2 + [4]
+    assert found.positions == [0, 1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 6, 0, 1, 0, 1, 0]
+    assert len(found.values) == len(found.positions) * len(found.tokens)
 
 
 def test_moves_spelled_in_characters_and_cut_answers_make_fewer_choices(tiny_folder: Path) -> None:
@@ -387,7 +387,7 @@ def test_moves_spelled_in_characters_and_cut_answers_make_fewer_choices(tiny_fol
     ids = np.array([line + [tokenizer.eos] * (6 - len(line)) for line in lines])
     nothing, done = torch.zeros(2, 6), (False, False)
     prompt = Prompt(ROW, (1,), 0)
-    answers = Answers(prompt, nothing, nothing, nothing, nothing, ids, [6, 2], done)
-    found = alternatives(answers, choices(ROW, texts, RULES), tokenizer)
+    answers = Completions(prompt, nothing, nothing, nothing, nothing, ids, [6, 2], done)
+    found = listed_move_values(answers, choices(ROW, texts, RULES), tokenizer)
     assert found is not None
-    assert (found.answers, found.places) == ([1], [1])
+    assert (found.completions, found.positions) == ([1], [1])

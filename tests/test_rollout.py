@@ -25,7 +25,7 @@ from rookworld.rl.forward import Learner, prepare, reference_ahead
 from rookworld.rl.scratch import StepScratch
 from rookworld.rollout.collector import Collector, collect
 from rookworld.rollout.prompts import Prompts, prompt_text
-from rookworld.rollout.token_values import begun_stages
+from rookworld.rollout.token_values import stage_values
 from rookworld.runtime.errors import DataError
 from rookworld.tasks.prefix_value import outlooks
 from rookworld.tasks.reward import RewardRules
@@ -281,8 +281,8 @@ def test_promises_of_many_are_those_of_each_group_alone(model: GPT2, tokenizer: 
     assert len({group.tokens.shape[1] for group in groups}) > 1
     for group in groups:
         found = [outlooks(group.prompt.row, text, collector.rules) for text in group.texts]
-        worths, stages = begun_stages(group.tokens.numpy(), found, tokenizer)
-        assert group.promises is not None
-        np.testing.assert_array_equal(group.promises.worths.numpy(), worths)
-        np.testing.assert_array_equal(group.promises.stages.numpy(), stages)
-    assert any(bool(group.promises.stages.any()) for group in groups if group.promises)
+        worths, stages = stage_values(group.tokens.numpy(), found, tokenizer)
+        assert group.token_values is not None
+        np.testing.assert_array_equal(group.token_values.values.numpy(), worths)
+        np.testing.assert_array_equal(group.token_values.stages.numpy(), stages)
+    assert any(bool(group.token_values.stages.any()) for group in groups if group.token_values)

@@ -160,11 +160,12 @@ def test_groups_do_not_depend_on_who_scores_them(
 
 
 def same(one: Group, other: Group) -> bool:
-    assert one.promises is not None and other.promises is not None
-    worths = torch.equal(one.promises.worths.nan_to_num(9), other.promises.worths.nan_to_num(9))
+    mine, its = one.token_values, other.token_values
+    assert mine is not None and its is not None
+    worths = torch.equal(mine.values.nan_to_num(9), its.values.nan_to_num(9))
     return (
         (one.prompt, one.texts, one.verdicts) == (other.prompt, other.texts, other.verdicts)
         and torch.equal(one.tokens, other.tokens)
-        and torch.equal(one.promises.stages, other.promises.stages)
+        and torch.equal(mine.stages, its.stages)
         and worths
     )

@@ -30,7 +30,7 @@ from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import new_value_head
 from rookworld.rl.update import Gradient
 from rookworld.rollout.prompts import Prompts
-from rookworld.rollout.types import Alternatives, Group, Promises, Prompt
+from rookworld.rollout.types import Group, ListedMoveValues, Prompt, TokenValues
 from rookworld.tasks.reward import RunningNorm
 from rookworld.tasks.task import Verdict
 from tiny_training import relative, tiny_rows, tiny_settings, tiny_tokenizer
@@ -79,20 +79,20 @@ def made_group(prompt: Prompt, tokenizer: Tokenizer, seed: int) -> Group:
         (True,) * K,
         ("",) * K,
         tuple(Verdict(reward, {}, "") for reward in rewards),
-        Promises(
+        TokenValues(
             torch.rand(K, 2, generator=generator, dtype=torch.float64),
             torch.randint(0, 3, (K, width), generator=generator).sort(1).values,
         ),
-        made_alternatives(lengths.tolist(), generator) if prompt.letter == "P" else None,
+        made_move_values(lengths.tolist(), generator) if prompt.letter == "P" else None,
     )
 
 
-def made_alternatives(lengths: Sequence[int], generator: torch.Generator) -> Alternatives:
+def made_move_values(lengths: Sequence[int], generator: torch.Generator) -> ListedMoveValues:
     """Up to two choices an answer, between a few tokens."""
     where = [(i, place) for i, length in enumerate(lengths) for place in range(min(2, length))]
     moves = int(torch.randint(3, 9, (), generator=generator))
     worths = torch.randn(len(where) * moves, generator=generator, dtype=torch.float64)
-    return Alternatives(
+    return ListedMoveValues(
         torch.randperm(300, generator=generator)[:moves].tolist(),
         [i for i, _ in where],
         [place for _, place in where],
@@ -234,15 +234,15 @@ def test_a_choice_learns_from_everything_it_could_have_been(
     for parameter in learner.parameters():
         parameter.grad = None
     for group, deviation in zip(groups, by_group[scale], strict=True):
-        if (one := group.alternatives) is None:
+        if (one := group.move_values) is None:
             continue
-        table = torch.tensor(one.worths, dtype=torch.float64).view(len(one.places), -1)
-        for i, place, worth in zip(one.answers, one.places, table, strict=True):
+        table = torch.tensor(one.values, dtype=torch.float64).view(len(one.positions), -1)
+        for i, place, worth in zip(one.completions, one.positions, table, strict=True):
             head = len(group.prompt.ids)
             ids = torch.tensor([[*group.prompt.ids, *group.tokens[i, :place].tolist()]])
             states = learner.model(ids)[0, head + place - 1]
             drawn = (learner.model.logits(states) / 0.6).softmax(-1)
-            total = total - (drawn[one.ids] * worth).sum() / deviation
+            total = total - (drawn[one.tokens] * worth).sum() / deviation
     total = total / sum(int(group.lengths.sum()) for group in groups)
     total.backward()  # type: ignore[no-untyped-call]
     plain = [torch.zeros_like(p) if p.grad is None else p.grad for p in learner.model.parameters()]
@@ -251,8 +251,8 @@ def test_a_choice_learns_from_everything_it_could_have_been(
     for micro in micros:
         assert micro.advantages is not None
         for at, group in enumerate(micro.groups):
-            if (one := group.alternatives) is not None:
-                paid = micro.advantages[at * K : (at + 1) * K][one.answers, one.places]
+            if (one := group.move_values) is not None:
+                paid = micro.advantages[at * K : (at + 1) * K][one.completions, one.positions]
                 assert not paid.any()
 
 
@@ -266,7 +266,7 @@ def test_choices_of_several_widths_share_a_pack_and_a_norm(
         torch.Generator().manual_seed(4),
     )
     groups = [
-        replace(group, alternatives=made_alternatives(group.lengths.tolist(), generator))
+        replace(group, move_values=made_move_values(group.lengths.tolist(), generator))
         for group in groups
     ]
     settings = settings_of(tmp_path, credit="choices", advantage_scale="none")
@@ -275,20 +275,20 @@ def test_choices_of_several_widths_share_a_pack_and_a_norm(
     (micro,) = forward.prepare(groups, learner, settings, eos=0)
     credit.set_advantages([micro], learner, settings, RunningMeans(), norm, KL_COEF)
     assert micro.choices is not None
-    tables = [group.alternatives for group in micro.groups if group.alternatives]
-    assert len({len(one.ids) for one in tables}) > 2
+    tables = [group.move_values for group in micro.groups if group.move_values]
+    assert len({len(one.tokens) for one in tables}) > 2
     lines = zip(micro.choices.ids.tolist(), micro.choices.worths.tolist(), strict=True)
     for one in tables:
-        width = len(one.ids)
-        for at in range(0, len(one.worths), width):
+        width = len(one.tokens)
+        for at in range(0, len(one.values), width):
             ids, worths = next(lines)
-            assert ids[:width] == one.ids and not any(worths[width:])
-            expected = [worth / norm.deviation for worth in one.worths[at : at + width]]
+            assert ids[:width] == one.tokens and not any(worths[width:])
+            expected = [worth / norm.deviation for worth in one.values[at : at + width]]
             assert worths[:width] == pytest.approx(expected)
     rows = micro.choices.rows
-    answers = [at * K + i for at, one in enumerate(tables) for i in one.answers]
+    answers = [at * K + i for at, one in enumerate(tables) for i in one.completions]
     assert micro.pack.sequences[rows].tolist() == answers
-    assert micro.pack.places[rows].tolist() == [place for one in tables for place in one.places]
+    assert micro.pack.places[rows].tolist() == [place for one in tables for place in one.positions]
 
 
 def test_choices_of_answers_beyond_the_cap_teach_nothing(
@@ -309,10 +309,10 @@ def test_choices_of_answers_beyond_the_cap_teach_nothing(
 
 def worthless(group: Group) -> Group:
     """The same choices between things worth nothing."""
-    one = group.alternatives
+    one = group.move_values
     if one is None:
         return group
-    return replace(group, alternatives=replace(one, worths=array("d", [0.0] * len(one.worths))))
+    return replace(group, move_values=replace(one, values=array("d", [0.0] * len(one.values))))
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ they are, and passes of few sizes can be recorded (`model.graphs`)."""
 
 
 class Answered(Protocol):
-    """A prompt with its answers, judged (`Group`) or not yet (`Answers`)."""
+    """A prompt with its answers, judged (`Group`) or not yet (`Completions`)."""
 
     @property
     def prompt(self) -> Prompt: ...

@@ -84,13 +84,13 @@ def by_field(
     rules: AdvantageSettings,
 ) -> Tensor:
     """[answers, tokens] advantages in which no token is paid for what stands before it."""
-    promises = [group.promises for group in micro.groups]
-    assert all(promises), "credit by field needs groups that were collected for it"
-    worths = torch.stack([one.worths for one in promises if one])
+    found = [group.token_values for group in micro.groups]
+    assert all(found), "credit by field needs groups that were collected for it"
+    worths = torch.stack([one.values for one in found if one])
     paid_by = "outlook" if rules.credit == "choices" else rules.credit
     if norm is not None:
         worths = torch.tensor(norm.normalise(worths.flatten().tolist())).view_as(worths)
-    stages = laid([one.stages for one in promises if one], micro.pack.width, 0)
+    stages = laid([one.stages for one in found if one], micro.pack.width, 0)
     paid = field_advantages(rewards, centred, worths, stages, deviation, rules, paid_by=paid_by)
     return paid.flatten(0, 1)
 
@@ -104,21 +104,21 @@ def by_choice(
     rules: AdvantageSettings,
 ) -> None:
     """Let tokens that listed a move learn from all moves; what they are paid beside it goes."""
-    found = [(at, one.alternatives) for at, one in enumerate(micro.groups) if one.alternatives]
+    found = [(at, one.move_values) for at, one in enumerate(micro.groups) if one.move_values]
     if not found:
         return
     divisor = SCALES[rules.advantage_scale](centred, deviation, rules.advantage_std_floor)
     if norm is not None:
         divisor = divisor * norm.deviation
     k, tables = centred.shape[1], [one for _, one in found]
-    counts = [len(one.places) for one in tables]
+    counts = [len(one.positions) for one in tables]
     group = torch.from_numpy(np.repeat([at for at, _ in found], counts))
-    sequences = group * k + torch.from_numpy(joined([one.answers for one in tables], int))
-    places = torch.from_numpy(joined([one.places for one in tables], int))
+    sequences = group * k + torch.from_numpy(joined([one.completions for one in tables], int))
+    places = torch.from_numpy(joined([one.positions for one in tables], int))
     advantages[sequences, places] = 0.0
-    widths = np.array([len(one.ids) for one in tables])
-    ids = padded(joined([one.ids for one in tables], int), widths)
-    worths = padded(joined([one.worths for one in tables], float), np.repeat(widths, counts))
+    widths = np.array([len(one.tokens) for one in tables])
+    ids = padded(joined([one.tokens for one in tables], int), widths)
+    worths = padded(joined([one.values for one in tables], float), np.repeat(widths, counts))
     lengths = torch.cat([one.lengths for one in micro.groups])
     begun, device = lengths.cumsum(0) - lengths, lengths.device
     table = torch.from_numpy(np.repeat(np.arange(len(found)), counts))

@@ -36,7 +36,7 @@ from rookworld.rl.batch import (
 )
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
-from rookworld.rollout.types import Answers, Group
+from rookworld.rollout.types import Completions, Group
 from rookworld.tasks.registry import TASKS
 
 CHUNK_VOCABULARY = 8_192
@@ -200,7 +200,7 @@ def reference_ahead(
     settings: TrainSettings,
     eos: int,
     scratch: StepScratch,
-    answers: Sequence[Answers],
+    answers: Sequence[Completions],
 ) -> None:
     """Compute the reference's states of answers before they are scored."""
     multiple = together_on(learner.model.device)

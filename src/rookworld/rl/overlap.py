@@ -23,7 +23,7 @@ from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import State, sampling
 from rookworld.rl.update import Coefs
 from rookworld.rollout.collector import Collected, Collector, collect
-from rookworld.rollout.types import Answers
+from rookworld.rollout.types import Completions
 from rookworld.runtime import distributed
 from rookworld.tasks.engine_pool import usable_cores
 from rookworld.tasks.scorer import Workers, workers
@@ -78,7 +78,7 @@ def collect_groups(
 
 
 def reference_ahead(
-    state: State, settings: TrainSettings, scratch: StepScratch, answers: Sequence[Answers]
+    state: State, settings: TrainSettings, scratch: StepScratch, answers: Sequence[Completions]
 ) -> None:
     """Compute the reference's states while others score: they do not depend on the scores."""
     forward.reference_ahead(state.learner, settings, state.tokenizer.eos, scratch, answers)

@@ -21,8 +21,8 @@ from rookworld.model.gpt2 import GPT2
 from rookworld.model.sampling.sampler import ROWS_AT_ONCE, Sampling, sample
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.rollout.prompts import Prompts
-from rookworld.rollout.token_values import alternatives, promised
-from rookworld.rollout.types import Answers, Group, Promises, Prompt
+from rookworld.rollout.token_values import listed_move_values, token_values
+from rookworld.rollout.types import Completions, Group, Prompt, TokenValues
 from rookworld.runtime import distributed
 from rookworld.tasks.prefix_value import NEUTRAL, NOTHING_LISTED, Tally, Usual
 from rookworld.tasks.reward import RewardRules
@@ -54,7 +54,7 @@ class Collector:
     """What the sampler's matrices are in; default: as the model's."""
     workers: Workers | None = None
     """Who scores a part of the answers while the next part is sampled; default: nobody else."""
-    meanwhile: Callable[[Sequence[Answers]], None] = field(default=lambda answers: None)
+    meanwhile: Callable[[Sequence[Completions]], None] = field(default=lambda answers: None)
     """Called with answers while others score them."""
     idle: Callable[[], None] = field(default=lambda: None)
     """Called when all answers are sampled and others still score them, also without any prompt:
@@ -70,20 +70,20 @@ class Collector:
         scorer = Scorer(self.rules, progress, self.by_field, self.judge, self.by_choice, self.usual)
         order = sorted(range(len(prompts)), key=lambda place: len(prompts[place].ids))
         most = len(order) if self.workers is None else max(1, ROWS_AT_ONCE // self.k)
-        begun = []
+        waiting = []
         for at in range(0, len(order), most):
-            answers = self.sampled([prompts[place] for place in order[at : at + most]], step)
+            answers = self.sample([prompts[place] for place in order[at : at + most]], step)
             self.clock("sample")
-            questions = self.read(answers)
-            begun.append((answers, questions, self.begin(scorer, questions)))
+            questions = self.questions(answers)
+            waiting.append((answers, questions, self.start_scoring(scorer, questions)))
             self.meanwhile(answers)
             self.clock("score")
         self.idle()
-        groups = [group for one in begun for group in self.judged(*one)]
+        groups = [group for one in waiting for group in self.build_groups(*one)]
         self.clock("score")
         return [group for _, group in sorted(zip(order, groups, strict=True), key=lambda x: x[0])]
 
-    def sampled(self, prompts: Sequence[Prompt], step: int) -> list[Answers]:
+    def sample(self, prompts: Sequence[Prompt], step: int) -> list[Completions]:
         """K answers to each prompt."""
         samples = sample(
             self.model,
@@ -105,7 +105,7 @@ class Collector:
             mine = slice(place * self.k, (place + 1) * self.k)
             longest = max(lengths[mine])
             found.append(
-                Answers(
+                Completions(
                     prompt,
                     samples.tokens[mine, :longest],
                     samples.lengths[mine],
@@ -118,7 +118,7 @@ class Collector:
             )
         return found
 
-    def read(self, answers: Sequence[Answers]) -> list[Question]:
+    def questions(self, answers: Sequence[Completions]) -> list[Question]:
         """Answers as texts."""
         texts = self.tokenizer.decode_batch(
             [
@@ -132,7 +132,9 @@ class Collector:
             for at, one in zip(range(0, len(texts), self.k), answers, strict=True)
         ]
 
-    def begin(self, scorer: Scorer, questions: list[Question]) -> Callable[[], list[Scores]]:
+    def start_scoring(
+        self, scorer: Scorer, questions: list[Question]
+    ) -> Callable[[], list[Scores]]:
         """Have answers scored by the workers, or by ourselves when asked for."""
         judge = self.judge
         if judge is None:
@@ -147,17 +149,17 @@ class Collector:
 
         return score
 
-    def judged(
+    def build_groups(
         self,
-        answers: Sequence[Answers],
+        answers: Sequence[Completions],
         questions: Sequence[Question],
         scored: Callable[[], list[Scores]],
     ) -> list[Group]:
         """Answers with their verdicts, when these are there."""
         scores = scored()
-        promises: Sequence[Promises | None] = [None] * len(answers)
+        values: Sequence[TokenValues | None] = [None] * len(answers)
         if self.by_field:
-            promises = promised(answers, [one.outlooks for one in scores], self.tokenizer)
+            values = token_values(answers, [one.outlooks for one in scores], self.tokenizer)
         return [
             Group(
                 one.prompt,
@@ -168,13 +170,11 @@ class Collector:
                 question.finished,
                 question.texts,
                 found.verdicts,
-                promise,
-                alternatives(one, found.choices, self.tokenizer) if found.choices else None,
+                value,
+                listed_move_values(one, found.choices, self.tokenizer) if found.choices else None,
                 found.tally,
             )
-            for one, question, found, promise in zip(
-                answers, questions, scores, promises, strict=True
-            )
+            for one, question, found, value in zip(answers, questions, scores, values, strict=True)
         ]
 
 

@@ -15,30 +15,30 @@ import torch
 from numpy.typing import NDArray
 
 from rookworld.model.tokenizer import Tokenizer
-from rookworld.rollout.types import Alternatives, Answers, Promises
+from rookworld.rollout.types import Completions, ListedMoveValues, TokenValues
 from rookworld.tasks.notation import MOVES
 from rookworld.tasks.prefix_value import END_OF_LIST, SIGNS, STAGES, Choices, Outlook
 
 
-def promised(
-    answers: Sequence[Answers],
+def token_values(
+    answers: Sequence[Completions],
     found: Sequence[Sequence[Sequence[Outlook]]],
     tokenizer: Tokenizer,
-) -> list[Promises]:
+) -> list[TokenValues]:
     """Outlooks of the answers to each prompt, and the tokens from which they hold."""
     ids = np.concatenate([one.ids for one in answers])
     of_each = [outlooks for group in found for outlooks in group]
-    worths, stages = begun_stages(ids, of_each, tokenizer)
-    promises = []
+    worths, stages = stage_values(ids, of_each, tokenizer)
+    found_values = []
     for number, one in enumerate(answers):
         k = len(one.counts)
         mine = slice(number * k, (number + 1) * k)
         reach = stages[mine, : one.tokens.shape[1]]
-        promises.append(Promises(torch.from_numpy(worths[mine]), torch.from_numpy(reach)))
-    return promises
+        found_values.append(TokenValues(torch.from_numpy(worths[mine]), torch.from_numpy(reach)))
+    return found_values
 
 
-def begun_stages(
+def stage_values(
     ids: NDArray[np.int64], found: Sequence[Sequence[Outlook]], tokenizer: Tokenizer
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """What each answer was worth at each stage, and to which stage each of its tokens belongs.
@@ -65,9 +65,9 @@ def begun_stages(
     return worths, np.maximum.accumulate(stages, axis=1)
 
 
-def alternatives(
-    one: Answers, found: Sequence[Choices], tokenizer: Tokenizer
-) -> Alternatives | None:
+def listed_move_values(
+    one: Completions, found: Sequence[Choices], tokenizer: Tokenizer
+) -> ListedMoveValues | None:
     """Choices of the answers to an analysis, and the tokens that made them; None without any."""
     tokens, named = move_tokens(tokenizer)
     ids = [tokens[word] for word in found[0].words]
@@ -80,7 +80,7 @@ def alternatives(
             answers += [number] * there
             places += where
             worths += chosen.worths[: there * len(ids)]
-    return Alternatives(ids, answers, places, worths) if places else None
+    return ListedMoveValues(ids, answers, places, worths) if places else None
 
 
 @lru_cache(maxsize=8)

@@ -37,30 +37,31 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Promises:
-    """What K answers were worth while they were written; on the CPU."""
+class TokenValues:
+    """What K completions were worth, as expected at each of their tokens; on the CPU."""
 
-    worths: Tensor
-    """[K, stages - 1] float64; NaN where an answer never came so far."""
+    values: Tensor
+    """[K, stages - 1] float64: expected reward at each stage; NaN where one never came so far."""
     stages: Tensor
     """[K, T] which stage each token belongs to; 0: it is paid for the whole answer."""
 
 
 @dataclass(frozen=True)
-class Alternatives:
-    """What each choice was worth wherever one of K answers listed a move or ended its list.
+class ListedMoveValues:
+    """Expected reward of every move that could have been listed where one of K completions listed
+    one, or ended its list: the gradient is taken over all of them.
 
     Plain numbers: a tensor for each of thousands of prompts would take longer than their answers.
     """
 
-    ids: list[int]
+    tokens: list[int]
     """[words] the token of each legal move, and of the list's end."""
-    answers: list[int]
-    """[places] which of the K answers."""
-    places: list[int]
-    """[places] which token of it."""
-    worths: array[float]
-    """[places x words] above that of any other token, which is taken for an illegal move."""
+    completions: list[int]
+    """[positions] which of the K completions."""
+    positions: list[int]
+    """[positions] which token of it."""
+    values: array[float]
+    """[positions x words] above that of any other token, which is taken for an illegal move."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,9 @@ class Group:
     finished: tuple[bool, ...]
     texts: tuple[str, ...]
     verdicts: tuple[Verdict, ...]
-    promises: Promises | None = None
+    token_values: TokenValues | None = None
     """With credit by field: what each answer was worth while it was written."""
-    alternatives: Alternatives | None = None
+    move_values: ListedMoveValues | None = None
     """With credit by choice: what else could have been listed."""
     tally: Tally = NOTHING_LISTED
     """With credit by field: what its analyses listed."""
@@ -92,7 +93,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Answers:
+class Completions:
     """A prompt's K answers before they are read; see `Group`."""
 
     prompt: Prompt
