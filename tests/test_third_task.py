@@ -15,11 +15,12 @@ from rookworld.data.rows import record_row, row_key, row_record, row_text, task_
 from rookworld.data.sources import load_rows, write_rows
 from rookworld.report.page_data import page_data
 from rookworld.rollout.prompts import Prompts
+from rookworld.runtime.metric_info import Metric
 from rookworld.runtime.run_folder import read_lines
 from rookworld.tasks.notation import grid_text, read_fen, text_cp
 from rookworld.tasks.registry import TASKS, task_of
 from rookworld.tasks.reward import RewardRules, evaluation_accuracy
-from rookworld.tasks.task import Judge, Metric, Row, Style, Task, Verdict, strip_end
+from rookworld.tasks.task import Judge, Row, Style, Task, Verdict, strip_end
 from rookworld.trl.rewards import records, reward_function
 from tiny_training import save_tiny, tiny_rows, tiny_tokenizer
 
@@ -184,7 +185,7 @@ def test_it_is_trained_evaluated_and_shown(
 
     page = page_data([run])
     assert "Parts of V" in {panel["title"] for panel in page["panels"]}
-    assert page["labels"]["V/accuracy"] == "V accuracy"
+    assert page["metrics"]["reward/V/accuracy"]["label"] == "V accuracy"
     cards = [card for card in page["runs"][0]["gallery"] if card["task"] == "V"]
     assert cards and cards[0]["title"] == "Value" and "<svg" in cards[0]["boards"][0]
     assert main(["report", str(run), "--out", str(tmp_path / "report.html")]) == 0

@@ -23,7 +23,7 @@ from rookworld.runtime.processes import Interrupted
 from rookworld.runtime.run_folder import FIRST_ROWS
 from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.policy import POLICY
-from rookworld.tasks.registry import TASKS, headline_metrics, task_of
+from rookworld.tasks.registry import TASKS, headline_metrics, metric_info, task_of
 from rookworld.tasks.task import Row
 
 if TYPE_CHECKING:
@@ -313,13 +313,13 @@ def before_after(before: Evaluation, after: Evaluation) -> Table:
     for name, change in differences.items():
         if not shown(name):
             continue
-        scale, unit, places = (1, "", 3) if name.startswith("reward/") else (100, " %", 1)
+        info = metric_info(name)
         table.add_row(
             name,
-            f"{scale * before.estimates[name].value:.{places}f}{unit}",
-            f"{scale * after.estimates[name].value:.{places}f}{unit}",
-            f"{scale * change.difference:+.{places}f}",
-            f"{scale * change.low:+.{places}f} … {scale * change.high:+.{places}f}",
+            info.text(before.estimates[name].value),
+            info.text(after.estimates[name].value),
+            info.number(change.difference, "+"),
+            f"{info.number(change.low, '+')} … {info.number(change.high, '+')}",
             f"{change.n}",
         )
     return table
@@ -327,7 +327,7 @@ def before_after(before: Evaluation, after: Evaluation) -> Table:
 
 def shown(metric: str) -> bool:
     """Whether a table of before and after has it; of a class alone it has everything."""
-    return "/by_" in metric or metric in (*headline_metrics(), "mate1/accuracy")
+    return "/by_" in metric or metric in headline_metrics()
 
 
 def samples_table(step: int, groups: Sequence[Group]) -> Table:

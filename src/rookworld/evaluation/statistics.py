@@ -3,7 +3,7 @@
 The law: an estimate depends on its metric and its values alone. Resampling draws from a fixed seed,
 and the order of the values does not matter. Every interval is 95 %. A share whose values are all 0
 or 1 gets Wilson's interval, which stays honest at 0 % and 100 %; one whose values lie between, and
-what is no share (a reward, or what its task says is none), gets a bootstrap of the mean.
+what is no share by its unit, gets a bootstrap of the mean.
 
 Left out on purpose: corrections for looking at many metrics at once; whoever compares thirty of
 them should expect one or two p-values below 0.05 by chance.
@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rookworld.tasks.registry import shown_metrics
+from rookworld.runtime.metric_info import look_up
+from rookworld.tasks.registry import all_metrics
 
 Values = NDArray[np.float64]
 
@@ -91,9 +92,9 @@ def mean_estimate(values: Values) -> Estimate:
 
 def estimates(rows: Mapping[str, Values]) -> dict[str, Estimate]:
     """One estimate per metric; metrics without a value are left out."""
-    means = {name for name, metric in shown_metrics().items() if not metric.share}
+    table = all_metrics()
     found = {
-        name: estimate(values, of_share=name not in means and not name.startswith("reward/"))
+        name: estimate(values, of_share=look_up(name, table).is_share)
         for name, values in rows.items()
     }
     return {name: one for name, one in found.items() if one is not None}

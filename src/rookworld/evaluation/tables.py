@@ -9,17 +9,7 @@ from rich.table import Table
 
 from rookworld.evaluation.statistics import Estimate, PairedDifference
 from rookworld.evaluation.suites import EvalResult
-from rookworld.tasks.registry import shown_metrics
-
-_PLAIN = {
-    "selfplay/legal_plies": 1,
-    "world/plies": 1,
-    "match/elo": 0,
-    "puzzles/rating": 0,
-    "reward/greedy": 3,
-    "reward/sampled": 3,
-}
-"""Metrics of no task that are not shares, and their decimals; shares are shown in per cent."""
+from rookworld.tasks.registry import metric_info
 
 _CAPTION = "95 % intervals in brackets; in per cent: all but rewards, plies, Elo, ratings, errors"
 
@@ -65,25 +55,22 @@ def _short(model: str) -> str:
     return "/".join(PurePath(model).parts[-2:]) or model
 
 
-def _number(name: str, value: float, sign: str = "") -> str:
-    metric = shown_metrics().get(name)
-    decimals = metric.decimals if metric is not None else _PLAIN.get(name)
-    return f"{100 * value:{sign}.1f}" if decimals is None else f"{value:{sign}.{decimals}f}"
-
-
 def _bounds(name: str, low: float, high: float, sign: str = "") -> str:
     # an escaped bracket: rich would take [12.3] for markup
-    return rf"\[{_number(name, low, sign)}, {_number(name, high, sign)}]"
+    return rf"\[{metric_info(name).number(low, sign)}, {metric_info(name).number(high, sign)}]"
 
 
 def _estimate_text(name: str, one: Estimate | None, gap: str) -> str:
     if one is None:
         return ""
-    return f"{_number(name, one.value)}{gap}{_bounds(name, one.low, one.high)}"
+    return f"{metric_info(name).number(one.value)}{gap}{_bounds(name, one.low, one.high)}"
 
 
 def _difference_cells(name: str, one: PairedDifference | None, gap: str) -> tuple[str, str]:
     if one is None:
         return "", ""
-    value, bounds = _number(name, one.difference, "+"), _bounds(name, one.low, one.high, "+")
-    return f"{value}{gap}{bounds}", "<.001" if one.p < 0.001 else f"{one.p:.3f}"
+    value = metric_info(name).number(one.difference, "+")
+    return (
+        f"{value}{gap}{_bounds(name, one.low, one.high, '+')}",
+        "<.001" if one.p < 0.001 else f"{one.p:.3f}",
+    )

@@ -17,6 +17,7 @@ import numpy as np
 
 from rookworld.evaluation.statistics import moving_mean, slope
 from rookworld.report.run_reader import Record, RunRecord, Values, number
+from rookworld.runtime.metric_info import HELD_OUT_REWARDS
 from rookworld.runtime.run_folder import finite
 from rookworld.tasks.registry import TASKS
 
@@ -35,9 +36,6 @@ _LIMITS = {
     "tokens/truncated": (0.1, "answers were cut off; raise --max-new-tokens"),
 }
 """Shares that waste work: the most that is healthy, and what to say beyond it."""
-HELD_OUT_REWARDS = ("reward/greedy", "reward/sampled")
-"""Held-out rewards by which checkpoints are compared where a run does not say: the first that was
-measured."""
 TREND_METRICS = (
     "reward/mean",
     *(f"reward/{letter}" for letter in TASKS),

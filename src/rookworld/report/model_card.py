@@ -97,7 +97,7 @@ def evaluation(run: Path, step: int | None) -> str:
     first, last = lines[0], measured[-1]
     rows = [
         f"| {name} | {estimate(first[name])} | {estimate(last[name])} | {last[name]['n']} |"
-        for name in (*headline_metrics(), "mate1/accuracy")
+        for name in headline_metrics()
         if name in first and name in last
     ]
     head = ["| metric | before | after | rows |", "|---|---|---|---|"]

@@ -23,7 +23,7 @@ from rookworld.report.sweep_summary import SweepSummary, read_sweep, summarize
 from rookworld.report.tables import apart, facts
 from rookworld.rl.settings import TrainSettings
 from rookworld.runtime.config import resolved
-from rookworld.tasks.registry import TASKS, lower_is_better, shown_metrics
+from rookworld.tasks.registry import TASKS, metric_info
 
 MOST_POINTS = 1000
 MOST_RUNS = 8
@@ -159,12 +159,6 @@ PANELS = (
     ),
 )
 
-LABELS = {
-    "reward/greedy": "Reward, greedy answers",
-    "reward/sampled": "Reward, sampled answers",
-    "mate1/accuracy": "Mate in one",
-}
-
 
 def page_data(paths: Sequence[Path], *, live: bool = False) -> Record:
     """Everything the page needs, from run folders and at most one sweep folder."""
@@ -188,14 +182,23 @@ def page_data(paths: Sequence[Path], *, live: bool = False) -> Record:
         "version": version("rookworld"),
         "live": live,
         "notes": notes,
-        "labels": LABELS | {name: one.label for name, one in shown_metrics().items()},
-        "lower": lower_is_better(),
+        "metrics": metric_texts(runs),
         "panels": panels_for(runs),
         "runs": [
             run_data(run, cards if place < MOST_GALLERIES else 0) for place, run in enumerate(runs)
         ],
         "diff": config_diff(runs),
         "sweep": shown,
+    }
+
+
+def metric_texts(runs: Sequence[RunRecord]) -> Record:
+    """How the page names and writes each metric of the runs, and whether less of it is better."""
+    records = [record for run in runs for record in (*run.metrics, *run.evals)]
+    known = {name: metric_info(name) for name in dict.fromkeys(n for one in records for n in one)}
+    return {
+        name: {"label": one.label, "percent": one.in_percent, "lower": one.better == "down"}
+        for name, one in known.items()
     }
 
 

@@ -21,7 +21,7 @@ from rookworld.grpo.settings import (
 from rookworld.runtime.bounds import Bounds, Count, FromZero, PositiveShare, Seed, Share, Whole
 from rookworld.runtime.config import Composed, Section, require
 from rookworld.runtime.machine import MachineSettings
-from rookworld.tasks.registry import lower_is_better
+from rookworld.tasks.registry import metric_info
 from rookworld.tasks.reward import P_WEIGHTS, RewardRules
 
 Temperature = Annotated[
@@ -325,7 +325,7 @@ class TrainSettings(Composed):
     def _can_be_selected(self) -> None:
         metric = self.evaluation.select_by
         require(
-            metric not in lower_is_better(),
+            metric_info(metric).better != "down",
             f"--select-by {metric}: less of it is better; take one of which more is, such as "
             "reward/greedy or P/best",
         )

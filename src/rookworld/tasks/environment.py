@@ -16,13 +16,13 @@ from typing import Any, ClassVar, Final, Literal
 import chess
 
 from rookworld.runtime.errors import DataError
+from rookworld.runtime.metric_info import Metric
 from rookworld.tasks.notation import read_fen, squares
 from rookworld.tasks.reward import A_WEIGHTS, RewardRules, board_similarity, combine
 from rookworld.tasks.task import (
     Drawing,
     EnvironmentRow,
     Judge,
-    Metric,
     Style,
     Task,
     Verdict,
@@ -136,8 +136,12 @@ class EnvironmentTask(Task[EnvironmentRow, EnvironmentAnswer]):
         "format": Metric(label="readable"),
         "exact": Metric(label="exact", headline=True),
         "board": Metric(label="board right"),
+        "similarity": Metric(label="similarity of the text"),
+        "squares": Metric(label="squares right"),
+        "by_kind/": Metric(label="exact,"),
+        "baseline/": Metric(label="most common,", better="none"),
         "reward": Metric(label="reward right"),
-        "reward_error": Metric(label="reward error", share=False, decimals=4, lower_is_better=True),
+        "reward_error": Metric(label="reward error", unit="reward error", better="down"),
         "terminated": Metric(label="terminated right"),
         "truncated": Metric(label="truncated right"),
     }

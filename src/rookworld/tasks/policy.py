@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Literal
 
 from rookworld.runtime.errors import DataError
+from rookworld.runtime.metric_info import Metric
 from rookworld.tasks.notation import cp_text, grid_text, is_mate, is_move_text, read_fen, text_cp
 from rookworld.tasks.reward import (
     FORCED_BEST,
@@ -27,7 +28,6 @@ from rookworld.tasks.task import (
     Analysis,
     Drawing,
     Judge,
-    Metric,
     PolicyRow,
     Style,
     Task,
@@ -100,11 +100,13 @@ class PolicyTask(Task[PolicyRow, PolicyAnswer]):
         "best": Metric(label="best move", headline=True),
         "best_white": Metric(label="best move, White"),
         "best_black": Metric(label="best move, Black"),
+        "best_opening": Metric(label="best move, opening"),
+        "best_middlegame": Metric(label="best move, middlegame"),
+        "best_endgame": Metric(label="best move, endgame"),
+        "best_or_equal": Metric(label="best move or as good"),
         "top5": Metric(label="top five found", headline=True),
-        "eval_mae": Metric(
-            label="evaluation error (pawns)", share=False, decimals=2, lower_is_better=True
-        ),
-        "win_loss": Metric(label="win probability lost", share=False, lower_is_better=True),
+        "eval_mae": Metric(label="evaluation error (pawns)", unit="pawns", better="down"),
+        "win_loss": Metric(label="win probability lost", unit="win probability", better="down"),
     }
     new_tokens: ClassVar = {"compact": 16, "padded": 144}
 

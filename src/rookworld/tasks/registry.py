@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from rookworld.runtime.metric_info import STEP_METRICS, SUITE_METRICS, Metric, look_up
 from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.policy import POLICY
-from rookworld.tasks.task import AnyTask, Metric, Row
+from rookworld.tasks.task import AnyTask, Row
 
 TASKS: dict[str, AnyTask] = {task.letter: task for task in (POLICY, ENVIRONMENT)}
 """Every task by its letter; a task's place here seeds the order of its prompts: add behind."""
@@ -45,21 +46,22 @@ def by_task(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return found
 
 
-def shown_metrics() -> dict[str, Metric]:
-    """How each task's metrics are shown, by their full names, labels with the letter."""
-    return {
-        f"{letter}/{name}": replace(metric, label=f"{letter} {metric.label}")
-        for letter, task in TASKS.items()
-        for name, metric in task.shown_metrics.items()
-    }
+def all_metrics() -> dict[str, Metric]:
+    """Every metric by its full name: of steps, of each task, of suites."""
+    found = dict(STEP_METRICS)
+    for letter, task in TASKS.items():
+        found[f"reward/{letter}"] = Metric(f"Reward, {letter}", unit="reward")
+        found |= {f"reward/{letter}/{part}": Metric(f"{letter} {part}") for part in task.parts}
+        for name, metric in task.shown_metrics.items():
+            found[f"{letter}/{name}"] = replace(metric, label=f"{letter} {metric.label}")
+    return found | SUITE_METRICS
 
 
-def headline_metrics() -> tuple[str, ...]:
+def metric_info(name: str) -> Metric:
+    """What is known of a metric."""
+    return look_up(name, all_metrics())
+
+
+def headline_metrics() -> list[str]:
     """The few metrics that a short table shows."""
-    chosen = (name for name, metric in shown_metrics().items() if metric.headline)
-    return ("reward/sampled", "reward/greedy", *chosen)
-
-
-def lower_is_better() -> list[str]:
-    """The metrics that improve by falling."""
-    return sorted(name for name, metric in shown_metrics().items() if metric.lower_is_better)
+    return [name for name, metric in all_metrics().items() if metric.headline]

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, Protocol,
 
 import chess
 
+from rookworld.runtime.metric_info import Metric
 from rookworld.tasks.notation import position_key
 from rookworld.tasks.reward import RewardRules
 
@@ -120,20 +121,6 @@ class Drawing:
     """The one of them that is chosen."""
     played: str = ""
     """The move that led to the board."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    """How a number of `Task.metrics` is shown; a share in per cent if nothing else is said."""
-
-    label: str
-    headline: bool = False
-    """Whether it is among the few that a short table has."""
-    share: bool = True
-    """Whether it lies in 0 … 1 for each row, so that the interval is that of a share."""
-    decimals: int | None = None
-    """Shown as it is, with so many decimals."""
-    lower_is_better: bool = False
 
 
 RowT = TypeVar("RowT", bound=Row)

@@ -49,7 +49,7 @@ function tile(row) {
 
 function changeOf(row) {
   const change = row.after.value - row.before.value;
-  const better = data.lower.includes(row.name) ? change < 0 : change > 0;
+  const better = data.metrics[row.name].lower ? change < 0 : change > 0;
   const tone = !row.clear ? "quiet" : better ? "good" : "bad";
   return h(`span.change.${tone}`, {}, difference(row.name, change));
 }

@@ -40,8 +40,7 @@ function number(value, digits = 4) {
   return minus(String(Number(value.toPrecision(digits))));
 }
 
-const plain = new Set(["P/eval_mae", "A/reward_error", "selfplay/legal_plies", "world/plies", "match/elo", "puzzles/rating"]);
-const isShare = (name) => !name.startsWith("reward/") && !plain.has(name);
+const isShare = (name) => !data.metrics[name] || data.metrics[name].percent;
 function estimate(name, value) {
   if (value === null || value === undefined) return "–";
   return minus(isShare(name) ? `${(100 * value).toFixed(1)} %` : value.toFixed(3));
@@ -50,7 +49,7 @@ function difference(name, value) {
   const shown = isShare(name) ? `${(100 * value).toFixed(1)}` : value.toFixed(3);
   return minus((value >= 0 ? "+" : "") + shown);
 }
-const label = (name) => data.labels[name] || name.replace(/^A\/by_kind\//, "A exact, ").replace(/_/g, " ");
+const label = (name) => data.metrics[name] ? data.metrics[name].label : name;
 
 function averaged(values, window) {
   let sum = 0, count = 0;
