@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rookworld.runtime.config import HERE_AND_NOW, resolved, short_hash
 
 FILE_WIDTH = 120
 PLAIN_EVERY_S = 10.0
@@ -103,7 +105,9 @@ def bar(what: str) -> Iterator[Bar]:
         yield Bar(progress, what)
 
 
-def banner(title: str, settings: Mapping[str, Any], changed: Mapping[str, Any], mark: str) -> str:
-    """Resolved settings in a few lines: what differs from the defaults first."""
-    differing = [f"{name}={settings[name]}" for name in settings if name in changed]
-    return f"{title} · settings {mark}" + (f" · {' '.join(differing)}" if differing else "")
+def banner(title: str, settings: Any, defaults: Any) -> str:
+    """A mark that equal settings share, and what differs from the defaults."""
+    plain, start = resolved(settings), resolved(defaults)
+    changed = [f"{name}={value}" for name, value in plain.items() if start[name] != value]
+    mark = short_hash(settings, ignore=HERE_AND_NOW)
+    return f"{title} · settings {mark}" + (f" · {' '.join(changed)}" if changed else "")

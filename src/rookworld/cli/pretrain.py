@@ -9,7 +9,7 @@ from rookworld.cli.display import banner, bar, say
 from rookworld.cli.flags import layered, parse
 from rookworld.pretrain.presets import PRETRAIN_PRESETS
 from rookworld.pretrain.settings import PretrainSettings
-from rookworld.runtime.config import of_run, resolved, short_hash
+from rookworld.runtime.config import of_run
 from rookworld.runtime.processes import Interrupted
 
 if TYPE_CHECKING:
@@ -41,10 +41,7 @@ def pretrain(args: list[str]) -> int:
     from rookworld.runtime import distributed
     from rookworld.tasks.registry import TASKS
 
-    plain = resolved(settings)
-    start = resolved(PretrainSettings())
-    changed = {name: value for name, value in plain.items() if start[name] != value}
-    say(banner("pretrain", plain, changed, short_hash(settings)))
+    say(banner("pretrain", settings, PretrainSettings()))
     if settings.model is not None:
         tokenizer = Loaded.load(resolve_folder(settings.model))
     else:

@@ -79,10 +79,7 @@ def read_rows(sources: Sequence[str]) -> Rows:
 
 def train(args: list[str]) -> int:
     settings = train_settings(args)
-    plain, start = resolved(settings), resolved(TrainSettings())
-    changed = {name: value for name, value in plain.items() if start[name] != value}
-    mark = short_hash(settings, ignore=("out", "resume", "dry_run"))
-    say(banner("train", plain, changed, mark))
+    say(banner("train", settings, TrainSettings()))
     rows, held = read_rows(settings.data), held_out(settings)
     if settings.backend == "trl":
         planned = trl_plan(settings, rows, held)
