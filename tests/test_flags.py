@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from rookworld.cli import evaluate as judging
-from rookworld.cli.train import Recorder, held_out, read_rows, read_settings
+from rookworld.cli.train import held_out, read_rows, read_settings
+from rookworld.cli.training_display import Recorder
 from rookworld.evaluation import evaluate
 from rookworld.grpo import loss as losses
 from rookworld.model.weights import load_model
@@ -348,7 +349,7 @@ def test_judge_flags_choose_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_loggers_that_are_not_installed_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("rookworld.cli.train.find_spec", lambda name: None)
+    monkeypatch.setattr("rookworld.cli.training_display.find_spec", lambda name: None)
     for flags, extra in ((f"--log-dir {tmp_path}", "tensorboard"), ("--wandb", "wandb")):
         recorder = Recorder(read_settings(flags.split(), "rookworld train"))
         with pytest.raises(ConfigError, match=extra), recorder:

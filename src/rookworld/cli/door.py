@@ -17,9 +17,9 @@ from rookworld.runtime.errors import ConfigError, RookworldError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("train:train", "GRPO: make a model better at chess"),
-    "check": ("train:check", "the laws that must hold before training"),
-    "overfit": ("train:overfit", "learn one batch by heart, or say why it does not"),
-    "inspect": ("train:inspect", "one batch of sampled answers beside the truth"),
+    "check": ("checks:check", "the laws that must hold before training"),
+    "overfit": ("checks:overfit", "learn one batch by heart, or say why it does not"),
+    "inspect": ("checks:inspect", "one batch of sampled answers beside the truth"),
     "pretrain": ("pretrain:pretrain", "supervised training from rows"),
     "eval": ("evaluate:evaluate", "chess metrics with confidence intervals"),
     "score": ("evaluate:score", "score answers from a JSONL file"),
