@@ -324,7 +324,7 @@ def test_a_resumed_run_is_compared_with_where_it_began(
     assert first["reward/greedy"][0] == resumed["reward/greedy"][0]
     assert first["reward/greedy"][1] != resumed["reward/greedy"][1]
     assert shown("--steps 5 --resume --eval-policy-rows 3") == {}  # other rows: no difference
-    assert shown("--steps 6 --resume --p-legal 0.9") == {}  # nor under other rules
+    assert shown("--steps 6 --resume --p-weights legal 0.9") == {}  # nor under other rules
 
 
 def test_what_an_evaluation_found_is_kept_with_what_was_asked(tmp_path: Path) -> None:

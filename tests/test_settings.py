@@ -370,7 +370,7 @@ def test_a_run_of_an_earlier_version_resumes(
         ("--num-generations", "k_samples"),
         ("--group_size", "k_samples"),
         ("--batch-positions", "batch_size"),
-        ("--distill-coef", "distill_coef"),
+        ("--agreement-coef", "distill_coef"),
     ],
 )
 def test_names_of_other_trainers_and_of_before_are_read(

@@ -14,6 +14,7 @@ import child_process
 from rookworld.evaluation.evaluate import Evaluation
 from rookworld.evaluation.statistics import Estimate
 from rookworld.grpo.decisions import Continue, Ruling
+from rookworld.grpo.guard import Guard
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.kernels import cpu_products
 from rookworld.model.tokenizer import Tokenizer
@@ -367,7 +368,8 @@ def test_a_bandit_with_a_known_answer_is_learnt(
         tiny_folder, tmp_path / "run", steps=30, k_samples=16, lr=0.03, kl_coef=0.0, **changes
     )
     settings = settings.but(lr_schedule="constant", max_new_tokens=1, save_every=30)
-    settings = settings.but(kl_divergence_threshold=0.0, entropy_floor=0.0, eval_every=0)
+    settings = settings.but(kl_divergence_threshold=0.0, eval_every=0)
+    monkeypatch.setattr(Guard, "entropy_floor", 0.0)  # to be sure is what is asked for here
     train(settings, tiny_rows(), no_evaluation)
     rewards = [line["reward/mean"] for line in metrics_of(tmp_path / "run")]
     assert fmean(rewards[:5]) < 0.6

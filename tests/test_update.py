@@ -107,7 +107,6 @@ def settings_of(tmp_path: Path, **changes: Any) -> TrainSettings:
         tmp_path,
         k_samples=K,
         entropy_coef=0.1,
-        value_coef=0.7,
         a_temperature=0.8,
         **changes,
     )
@@ -294,7 +293,7 @@ def test_choices_of_several_widths_share_a_pack_and_a_norm(
 def test_choices_of_answers_beyond_the_cap_teach_nothing(
     learner: Learner, groups: list[Group], tmp_path: Path
 ) -> None:
-    settings = settings_of(tmp_path, credit="choices", entropy_coef=0.0)
+    settings = settings_of(tmp_path, credit="choices").but(entropy_coef=0.0)
     _, gradients, micros = computed(groups, learner, settings)
     assert any(gradient.any() for gradient in gradients)
     totals = update.totals_of(micros, longest=20)

@@ -131,7 +131,7 @@ def judge_by(monkeypatch: pytest.MonkeyPatch, reward: Any) -> None:
         judge: Judge | None,
         progress: float,
     ) -> Verdict:
-        return Verdict(reward(text), {"format": 1.0}, "")
+        return Verdict(reward(text), {"format": 1.0, "legal": 0.0}, "")
 
     monkeypatch.setattr(scorer, "judge_answer", verdict)
 
