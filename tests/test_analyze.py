@@ -224,10 +224,10 @@ def test_a_missing_folder_is_the_users_to_know(tmp_path: Path) -> None:
 def test_tables_fit_a_terminal(tmp_path: Path) -> None:
     one, two = made_run(tmp_path / "one"), made_run(tmp_path / "two")
     detail, both = shown([one], width=80), shown([one, two], width=80)
-    assert "0.400 [.380 .420]" in detail
-    assert "+0.200 *" in detail
+    assert "0.500 [.480 .520]" in detail
+    assert "+0.100 *" in detail
     assert "…" not in both
-    assert both.count("0.400 → 0.600") == 2
+    assert both.count("0.500 → 0.600") == 2
 
 
 def test_readers_do_not_load_torch() -> None:

@@ -14,6 +14,9 @@ Cause = Literal["diverged_kl", "non_finite", "entropy_collapse", "format_collaps
 Falling = Literal["train_trend", "held_out_trend"]
 """Where the reward fell."""
 
+ENTROPY_FLOOR = 0.01
+"""Mean entropy, nats per token, under which answers are becoming all alike."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepHealth:

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from rookworld.grpo.decisions import (
+    ENTROPY_FLOOR,
     Cause,
     Continue,
     EvalHealth,
@@ -56,7 +57,7 @@ ENTROPY_SHARE = 0.1
 class Limits:
     """When the guard acts, besides what a user sets."""
 
-    entropy_floor: float = 0.01
+    entropy_floor: float = ENTROPY_FLOOR
     """Least mean entropy, nats per token, or a tenth of the first if that is less; 0 = off."""
     entropy_patience: int = 5
     """Steps in a row under the floor that make a collapse."""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from rookworld.evaluation.statistics import moving_mean, slope
+from rookworld.grpo.decisions import ENTROPY_FLOOR
 from rookworld.report.run_reader import Record, RunRecord, Values, number
 from rookworld.runtime.metric_info import HELD_OUT_REWARDS
 from rookworld.runtime.run_folder import finite
@@ -329,7 +330,10 @@ def _loss_rising(run: RunRecord) -> str | None:
 
 
 def _entropy_low(run: RunRecord) -> str | None:
-    floor, last = number(run.config.get("entropy_floor")), _last_mean(_open_ended_entropy(run))
+    floor, last = (
+        number(run.config.get("entropy_floor", ENTROPY_FLOOR)),
+        _last_mean(_open_ended_entropy(run)),
+    )
     if last is None or not floor > 0 or last >= floor:
         return None
     return f"entropy {last:.3g} is under its floor {floor:.3g}: answers are becoming all alike"

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from rookworld.grpo.decisions import ENTROPY_FLOOR
 from rookworld.report.analysis import Analysis, analyze
 from rookworld.report.gallery import MOST_CARDS, gallery, parts_over_training
 from rookworld.report.run_reader import Record, RunRecord, Values, is_sweep, number, read_run
@@ -263,10 +264,11 @@ def short(value: float) -> float | None:
 
 def limits(config: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Level lines by panel title: label and value, where the run's settings know them."""
+    known = {"entropy_floor": ENTROPY_FLOOR, **config}
     found: dict[str, list[Any]] = {}
     for panel in all_panels():
         for label, setting, share in panel.limits:
-            value = number(config.get(setting))
+            value = number(known.get(setting))
             if value > 0:
                 found.setdefault(panel.title, []).append([label, share * value])
     return found
