@@ -14,7 +14,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(INSTALLED)
-	$(BIN)/rookworld train --preset demo --out runs/demo
+	$(BIN)/rookworld train --preset demo --out runs/demo --overwrite
 	$(BIN)/rookworld report runs/demo --out runs/demo/report.html
 
 test: check

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# GRPO by environment variables; whatever is not set keeps its default. Resumes by itself.
+# GRPO by environment variables; whatever is not set keeps its default. Goes on with the run that is
+# in OUT; OVERWRITE=1 starts over.
 #
 #   STEPS=5 BATCH_POSITIONS=4 GROUP_SIZE=2 LR=1e-5 CLIP_RANGE=0.1 ./train.sh [more flags]
 set -euo pipefail
 cd "$(dirname "$0")"
 
-flags=(--preset train-sh --out "${OUT:-runs/train-sh}" --resume)
+flags=(--preset train-sh --out "${OUT:-runs/train-sh}")
+if [ "${OVERWRITE:-0}" = 1 ]; then flags+=(--overwrite); else flags+=(--resume); fi
 add() { if [ -n "${2:-}" ]; then flags+=("$1" "$2"); fi; }
 
 add --model "${MODEL:-}"

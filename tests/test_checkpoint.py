@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -98,6 +99,48 @@ def test_every_kind_of_damage_is_seen(model: GPT2, tmp_path: Path) -> None:
     with pytest.raises(RookworldError, match="not a whole checkpoint"):
         load_checkpoint(third)
     assert newest_checkpoint(tmp_path / "empty", warnings.append) is None
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "null", "5", '{"config.json": 5}', "[" * 100_000])
+def test_an_odd_manifest_is_a_fault(model: GPT2, tmp_path: Path, content: str) -> None:
+    save_steps(tmp_path, model, [1, 2])
+    first, second = saved_checkpoints(tmp_path)
+    (second / "manifest.json").write_text(content)
+    assert newest_checkpoint(tmp_path, lambda line: None) == first
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"step": "x"}', '{"step": ', "\0"])
+def test_an_odd_state_is_a_fault_although_its_checksum_is_right(
+    model: GPT2, tmp_path: Path, content: str
+) -> None:
+    save_steps(tmp_path, model, [1, 2])
+    first, second = saved_checkpoints(tmp_path)
+    (second / "trainer.json").write_text(content)
+    sums = json.loads((second / "manifest.json").read_text())
+    sums["trainer.json"] = hashlib.sha256(content.encode()).hexdigest()
+    (second / "manifest.json").write_text(json.dumps(sums))
+    assert newest_checkpoint(tmp_path, lambda line: None) == first
+
+
+def test_a_disk_that_cannot_be_read_just_now_is_no_fault(model: GPT2, tmp_path: Path) -> None:
+    """Going on from an older checkpoint would delete the one that cannot be read."""
+    save_steps(tmp_path, model, [1, 2])
+    weights = saved_checkpoints(tmp_path)[-1] / "model.safetensors"
+    weights.unlink()
+    weights.symlink_to(weights.name)  # too many levels of links: an error, and not a missing file
+    with pytest.raises(RookworldError, match=r"cannot be read .* nothing was changed, try again"):
+        newest_checkpoint(tmp_path, lambda line: None)
+
+
+def test_folders_with_other_names_are_no_checkpoints(model: GPT2, tmp_path: Path) -> None:
+    save_steps(tmp_path, model, [1, 999_999, 1_000_000])
+    for name in ("step-abc", "step-5", "step-000007 (copy)", "step-\u0661\u0662\u0663456", "step-"):
+        (tmp_path / "checkpoints" / name).mkdir()
+    steps = [int(path.name[5:]) for path in saved_checkpoints(tmp_path)]
+    assert steps == [1, 999_999, 1_000_000]
+    drop_after(tmp_path, 1)
+    prune(tmp_path, keep=1)
+    assert (tmp_path / "checkpoints" / "step-abc").is_dir()
 
 
 def test_pruning_keeps_the_newest_the_best_and_the_last_sound(model: GPT2, tmp_path: Path) -> None:

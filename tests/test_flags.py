@@ -306,8 +306,8 @@ def test_a_flag_is_seen_in_the_run(
 # --- handed to the surroundings -----------------------------------------------------------------
 
 ELSEWHERE = """
-model data held_out out resume dry_run eval_policy_rows eval_environment_rows eval_mates judge
-engine nodes log_dir wandb device recompute graphs shard reward_warmup_steps backend
+model data held_out out resume overwrite dry_run eval_policy_rows eval_environment_rows eval_mates
+judge engine nodes log_dir wandb device recompute graphs shard reward_warmup_steps backend
 trl_phase_steps select_by distill_data distill_prompts distill_first distill_first_power
 distill_schedule
 """

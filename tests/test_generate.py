@@ -34,7 +34,7 @@ from rookworld.data.generate.playouts import WALKS, walk
 from rookworld.data.generate.settings import GenerateSettings
 from rookworld.data.generate.transitions import Proportions, quotas, transition_records
 from rookworld.data.sources import load_rows, write_rows
-from rookworld.runtime.errors import ConfigError, DataError, EngineError
+from rookworld.runtime.errors import ConfigError, DataError, EngineError, RookworldError
 from rookworld.tasks.engine import find_engine
 from rookworld.tasks.environment import KINDS, transition
 from rookworld.tasks.notation import position_key
@@ -262,7 +262,7 @@ def test_run_again_after_the_end_changes_nothing(tmp_path: Path) -> None:
 def test_a_run_begun_with_other_settings_is_not_continued(tmp_path: Path) -> None:
     folder = ChunkFolder(tmp_path / "rows.parquet.parts")
     begun = folder.opened({"task": "A", "seed": 5})
-    with begun, pytest.raises(DataError, match="another process"), folder.opened({}):
+    with begun, pytest.raises(RookworldError, match="is generating here"), folder.opened({}):
         pass
     with pytest.raises(DataError, match="begun with seed 5, now it is 0"):
         generate(a_rows(tmp_path), quiet)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import os
 import signal
+from collections.abc import Callable
+from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,14 +21,14 @@ from rookworld.data.sources import load_rows
 from rookworld.model.checkpoint import newest_checkpoint, save_checkpoint
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
-from rookworld.pretrain import batches, dataset, trainer
+from rookworld.pretrain import batches, dataset, loss, trainer
 from rookworld.pretrain.dataset import Packed
 from rookworld.pretrain.presets import PRETRAIN_PRESETS
 from rookworld.pretrain.settings import PretrainSettings
 from rookworld.pretrain.sources import load_sources, pick_tokenizer, split_share
-from rookworld.runtime.errors import ConfigError, Diverged
+from rookworld.runtime.errors import ConfigError, Diverged, RookworldError
 from rookworld.runtime.processes import Interrupted
-from rookworld.runtime.run_folder import read_json, read_lines
+from rookworld.runtime.run_folder import Run, read_json, read_lines
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
 
 TINY = PretrainSettings.of(
@@ -89,6 +92,58 @@ def test_a_resumed_run_is_bit_exact(
     assert steps == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize("number", range(1, 11))
+def test_a_run_killed_between_two_writes_ends_as_if_it_had_not(
+    tmp_path: Path,
+    tokenizer: Tokenizer,
+    sources: list[tuple[Packed, float]],
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+) -> None:
+    class Killed(Exception):
+        pass
+
+    left = [number]
+
+    def dying(write: Callable[..., None]) -> Callable[..., None]:
+        def wrapped(*args: Any, **options: Any) -> None:
+            write(*args, **options)
+            left[0] -= 1
+            if left[0] == 0:
+                raise Killed
+
+        return wrapped
+
+    def run(name: str) -> list[list[dict[str, Any]]]:
+        settings = replace(TINY, out=tmp_path / name, log_every=4, eval_every=2, resume=True)
+        trainer.pretrain(settings, sources, tokenizer, evaluate=lambda model, _: {"x": "y"})
+        names = ("metrics.jsonl", "eval.jsonl")
+        found = [list(read_lines(tmp_path / name / stream)) for stream in names]
+        for line in found[0]:
+            line.pop("time/step_s")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "append", dying(Run.append))
+        patch.setattr(trainer, "save_checkpoint", dying(save_checkpoint))
+        with suppress(Killed):
+            run("cut")
+    assert run("cut") == run("whole")
+
+
+def test_a_run_is_not_destroyed_unasked(
+    tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[Packed, float]]
+) -> None:
+    settings = replace(TINY, out=tmp_path, steps=1)
+    trainer.pretrain(settings, sources, tokenizer)
+    with pytest.raises(ConfigError, match="--resume goes on with it, --overwrite deletes it"):
+        trainer.pretrain(settings, sources, tokenizer)
+    with Run(tmp_path).in_use(), pytest.raises(RookworldError, match="is training here"):
+        trainer.pretrain(replace(settings, overwrite=True), sources, tokenizer)
+    assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == [1]
+    trainer.pretrain(replace(settings, overwrite=True), sources, tokenizer)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_the_step_and_the_run_goes_on(
     tmp_path: Path,
@@ -101,10 +156,10 @@ def test_a_signal_saves_the_step_and_the_run_goes_on(
             os.kill(os.getpid(), number)
 
     settings = replace(TINY, out=tmp_path / "cut", save_every=6, resume=True)
-    with pytest.raises(Interrupted, match="stopped after step 3; --resume goes on"):
+    with pytest.raises(Interrupted, match="stopped after step 2; --resume goes on"):
         trainer.pretrain(settings, sources, tokenizer, on_step=interrupt)
     newest = newest_checkpoint(tmp_path / "cut", pytest.fail)
-    assert newest is not None and newest.name == "step-000003"
+    assert newest is not None and newest.name == "step-000002"
     resumed = trainer.pretrain(settings, sources, tokenizer)
     whole = trainer.pretrain(replace(TINY, out=tmp_path / "whole"), sources, tokenizer)
     for name, tensor in weights(whole).items():
@@ -191,10 +246,8 @@ def test_a_gradient_is_the_same_however_a_step_is_cut(
             batches.step_batches(state.step, tokenizer, placed, symmetries, settings, device)
         )
         for micro in passes:
-            loss, _ = trainer.micro_loss(
-                state.model, micro, trainer.field_weights(settings, device)
-            )
-            loss.backward()  # type: ignore[no-untyped-call]
+            total, _ = loss.micro_loss(state.model, micro, loss.field_weights(settings, device))
+            total.backward()  # type: ignore[no-untyped-call]
         found.append(
             (len(passes), [p.grad.clone() for p in state.model.parameters() if p.grad is not None])
         )
@@ -228,7 +281,7 @@ def test_passes_of_a_run_have_few_shapes() -> None:
 def test_prompts_are_no_targets(tokenizer: Tokenizer, sources: list[tuple[Packed, float]]) -> None:
     """Changing a prompt's tokens as targets must not change the loss: their weight is zero."""
     packed = sources[0][0]
-    table = trainer.field_weights(TINY, torch.device("cpu"))
+    table = loss.field_weights(TINY, torch.device("cpu"))
     assert float(table[dataset.PROMPT]) == 0
     for row in range(len(packed)):
         assert (packed.fields[row, : packed.prompts[row]] == dataset.PROMPT).all()
@@ -240,7 +293,7 @@ def test_naming_a_listed_move_again_costs_its_probability() -> None:
     fields = torch.tensor([[first, other, mark, 0, 0, 0, 0], [0, first, other, other, mark, 0, 0]])
     p = torch.full((2, 7, 6), 0.1)
     p[0, 1, 3], p[1, 2, 3], p[1, 3, 3], p[1, 3, 2] = 0.5, 0.25, 0.2, 0.3
-    found = trainer.repetition(p.log(), targets, fields, torch.tensor([0, 1]))
+    found = loss.repetition(p.log(), targets, fields, torch.tensor([0, 1]))
     wanted = -math.log(0.5) - math.log(0.75) - math.log(0.5)
     assert float(found) == pytest.approx(wanted, rel=1e-5)
 

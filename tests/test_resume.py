@@ -162,6 +162,35 @@ def test_a_broken_newest_checkpoint_is_passed_over_with_a_line(
     assert_same_run(tmp_path / "run", whole(settings, tmp_path / "whole"))
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_is_not_destroyed_unasked(warm_folder: Path, tmp_path: Path, resume: bool) -> None:
+    settings = tiny_settings(warm_folder, tmp_path, steps=2)
+    train(settings, tiny_rows(), weight_evaluation)
+    if resume:  # nothing to go on from
+        for folder in saved_checkpoints(tmp_path):
+            (folder / "manifest.json").write_text("{}")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigError, match="--overwrite deletes it and starts over"):
+        train(replace(settings, resume=resume), tiny_rows(), weight_evaluation)
+    assert sorted(tmp_path.rglob("*")) == before
+    train(replace(settings, resume=resume, overwrite=True, steps=1), tiny_rows(), weight_evaluation)
+    assert [line["step"] for line in metrics_of(tmp_path)] == [1]
+
+
+def test_a_live_run_is_left_alone(warm_folder: Path, tmp_path: Path) -> None:
+    settings = tiny_settings(warm_folder, tmp_path, steps=2, overwrite=True)
+    found: list[str] = []
+
+    def begin_another(step: int, metrics: Any) -> None:
+        with pytest.raises(RookworldError, match="is training here") as error:
+            train(settings, tiny_rows(), weight_evaluation)
+        found.append(str(error.value))
+
+    train(settings, tiny_rows(), weight_evaluation, hooks=Hooks(on_step=begin_another))
+    assert len(found) == 2
+    assert [line["step"] for line in metrics_of(tmp_path)] == [1, 2]
+
+
 def test_resuming_as_another_kind_of_run_is_one_line(warm_folder: Path, tmp_path: Path) -> None:
     settings = tiny_settings(warm_folder, tmp_path / "run", steps=4, resume=True)
     with pytest.raises(Interrupted):

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,7 @@ import pytest
 from rookworld.runtime.atomic_files import write_json, write_text
 from rookworld.runtime.errors import ConfigError, RookworldError
 from rookworld.runtime.run_folder import Run, origin, read_json, read_lines
+from rookworld.runtime.run_lock import Lock, holder
 
 
 def test_lines_come_back_and_a_half_written_last_one_is_passed_over(tmp_path: Path) -> None:
@@ -41,12 +46,82 @@ def test_a_new_run_clears_what_an_earlier_one_left(tmp_path: Path) -> None:
     run.finish()
     assert run.done
     said: list[str] = []
-    run.clear(said.append)
+    run.clear(said.append, overwrite=True)
     run.clear(said.append)  # nothing is left to speak of
-    assert said == [f"{run.folder}: replaces an earlier run, saved after step 1"]
+    assert said == [f"{run.folder}: replaces an earlier run"]
     assert not run.done
     assert not list((run.folder / "checkpoints").iterdir())
     assert not list(read_lines(run.folder / "metrics.jsonl"))
+
+
+@pytest.mark.parametrize(
+    "work", ["metrics.jsonl", "DONE", "checkpoints/step-000002/x", "checkpoints/best-000004/x"]
+)
+@pytest.mark.parametrize("resume", [False, True])
+def test_the_work_of_a_run_is_deleted_only_to_overwrite_it(
+    tmp_path: Path, work: str, resume: bool
+) -> None:
+    run = Run(tmp_path)
+    write_json(tmp_path / "config.json", {"steps": 1})
+    write_text(tmp_path / work, "work")
+    with pytest.raises(ConfigError, match=r"resume.*--overwrite deletes it and starts over"):
+        run.clear(resume=resume)
+    assert (tmp_path / work).exists()
+    run.clear(overwrite=True, resume=resume)
+    assert not (tmp_path / work).exists()
+
+
+def test_a_run_that_saved_its_beginning_alone_is_begun_again(tmp_path: Path) -> None:
+    run, said = Run(tmp_path), list[str]()
+    write_json(tmp_path / "config.json", {"steps": 1})
+    (tmp_path / "checkpoints" / "step-000000").mkdir()
+    (tmp_path / "checkpoints" / "best").symlink_to("step-000000")
+    run.append("eval.jsonl", {"step": 0})
+    run.clear(said.append, resume=True)
+    assert said == [f"{tmp_path}: no run to resume; a new one begins"]
+    assert not (tmp_path / "eval.jsonl").exists()
+
+
+def test_a_folder_is_trained_in_by_one_at_a_time(tmp_path: Path) -> None:
+    first, second = Run(tmp_path), Run(tmp_path)
+    name = f"process {os.getpid()} on {platform.node()}"
+    taken = pytest.raises(RookworldError, match=f"{name} is training here")
+    with first.in_use(), taken, second.in_use():
+        pass
+    with second.in_use():
+        assert (tmp_path / ".lock").read_text() == name + "\n"
+
+
+def test_a_lock_ends_with_its_holder(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib, time; from rookworld.runtime.run_lock import Lock;"
+        "held = Lock.take(pathlib.Path(sys.argv[1])); print(flush=True); time.sleep(60)"
+    )
+    path = tmp_path / "lock"
+    with subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert Lock.take(path) is None
+        assert holder(path) == f"process {child.pid} on {platform.node()}"
+        child.kill()
+        child.wait()
+    mine = Lock.take(path)
+    assert mine is not None
+    mine.release()
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"step": "x"}', '{"step": null}', '{"step": 1e999}', "[" * 100_000, "5", '{"step": []}'],
+)
+def test_cutting_back_survives_odd_lines(tmp_path: Path, line: str) -> None:
+    run = Run(tmp_path)
+    run.append("metrics.jsonl", {"step": 1})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(line + "\n")
+    run.note("Step ² of a stranger")
+    run.cut_back(1)
+    assert list(read_lines(tmp_path / "metrics.jsonl")) == [{"step": 1}]
 
 
 @pytest.mark.parametrize("config", [None, {"model_type": "gpt2"}])

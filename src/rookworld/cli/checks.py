@@ -55,6 +55,8 @@ def overfit(args: list[str]) -> int:
     start = start.but(out=Path("runs/overfit"))
     settings = read_settings(args, "rookworld overfit", start, about=overfit.__doc__)
     settings = settings.but(eval_every=1, flat_tries=0)
+    if settings.out == start.out:  # a folder that holds nothing but such tries
+        settings = settings.but(overwrite=True)
     rows = read_rows(settings.data)
     if settings.dry_run:
         return dry_run(settings, fixed_batch(rows, settings))

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 
 from rookworld import __version__
@@ -40,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     try:
-        return _dispatch(args)
+        with terminable():
+            return _dispatch(args)
     except RookworldError as error:
         print(f"rookworld: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code
@@ -51,6 +55,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         # the reader of our output (head, less) has gone: nobody is left to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM is Ctrl-C, from the first moment: torch alone takes seconds to load."""
+    ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    )
+    if ours:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if ours and signal.getsignal(signal.SIGTERM) is signal.default_int_handler:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _dispatch(args: list[str]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -26,9 +27,12 @@ from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import read_config, write_model
 from rookworld.runtime.atomic_files import atomic_folder
 from rookworld.runtime.errors import ConfigError, RookworldError
+from rookworld.runtime.run_folder import read_json
 
 TENSORS, STATE, MANIFEST = "trainer.safetensors", "trainer.json", "manifest.json"
 SOUND = "SOUND"
+NEEDED = {TENSORS, STATE, "config.json", "model.safetensors"}
+NUMBERED = re.compile(r"step-(\d{6}|[1-9]\d{6,})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -79,20 +83,32 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     fault = fault_of(folder)
     if fault:
         raise RookworldError(f"{folder}: not a whole checkpoint ({fault})")
-    state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-    return Checkpoint(folder, load_file(folder / TENSORS), state)
+    return Checkpoint(folder, load_file(folder / TENSORS), read_json(folder / STATE))
 
 
 def fault_of(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, or None when every file is as it was written."""
+    """What is wrong with a checkpoint, or None when every file is as it was written.
+
+    A disk that cannot be read just now is no fault: taking an older checkpoint deletes this one.
+    """
     try:
         sums = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if not isinstance(sums, dict) or not sums.keys() >= NEEDED:
+            return f"{MANIFEST} does not name every file"
         for name, expected in sums.items():
             if _sha256(folder / name) != expected:
                 return f"{name} has changed since it was written"
+        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        if not isinstance(state, dict) or type(state.get("step")) is not int:
+            return f"{STATE} does not say its step"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
     except OSError as error:
-        return f"{Path(error.filename or MANIFEST).name} is missing"
-    except ValueError:
+        raise RookworldError(
+            f"{error.filename or folder}: cannot be read ({error.strerror}); nothing was changed, "
+            "try again"
+        ) from None
+    except (ValueError, RecursionError):
         return f"{MANIFEST} is cut off"
     return None
 
@@ -124,9 +140,21 @@ def newest_checkpoint(folder: Path, warn: Callable[[str], None]) -> Path | None:
     return None
 
 
+def newest_step(folder: Path, warn: Callable[[str], None]) -> int:
+    """The step of the latest whole checkpoint; -1 without one."""
+    newest = newest_checkpoint(folder, warn)
+    return -1 if newest is None else step_of(newest)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
+
+
 def saved_checkpoints(folder: Path) -> list[Path]:
-    """A run's numbered checkpoints, oldest first."""
-    return sorted(path for path in (folder / "checkpoints").glob("step-*") if path.is_dir())
+    """A run's numbered checkpoints, oldest first; what others have put beside them is theirs."""
+    found = (folder / "checkpoints").glob("step-*")
+    numbered = (path for path in found if NUMBERED.fullmatch(path.name) and path.is_dir())
+    return sorted(numbered, key=step_of)
 
 
 def mark_sound(folder: Path) -> None:
@@ -148,11 +176,10 @@ def drop_after(folder: Path, step: int) -> None:
     """
     best = folder / "checkpoints" / "best"
     for path in saved_checkpoints(folder):
-        number = path.name.removeprefix("step-")
-        if int(number) <= step:
+        if step_of(path) <= step:
             continue
         if path.resolve() == best.resolve() and fault_of(path) is None:
-            kept = path.rename(path.with_name(f"best-{number}"))
+            kept = path.rename(path.with_name(path.name.replace("step", "best")))
             mark_best(kept)
         else:
             shutil.rmtree(path)

@@ -92,7 +92,9 @@ class PretrainSettings(Composed):
     compile: bool | None = None
     """Compile the block; by default on CUDA only."""
     resume: bool = False
-    """Go on from the newest whole checkpoint in --out."""
+    """Go on from the newest whole checkpoint in --out, or begin where there is no run yet."""
+    overwrite: bool = False
+    """Delete the run in --out and start over; with --resume, only where it cannot go on."""
     machine: MachineSettings = field(default_factory=MachineSettings)
 
     OWN: ClassVar = "n_layer"

@@ -10,17 +10,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rookworld.model.checkpoint import (
+    Checkpoint,
+    below,
+    drop_after,
     load_checkpoint,
-    newest_checkpoint,
+    newest_step,
     optimizer_tensors,
     prune,
     refuse_another_kind,
@@ -32,9 +34,9 @@ from rookworld.model.optim import muon_of, stepped_by
 from rookworld.model.precision import passes_in
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
-from rookworld.pretrain import dataset
-from rookworld.pretrain.batches import Micro, Source, place, sent, step_batches, symmetry_tables
+from rookworld.pretrain.batches import Source, place, step_batches, symmetry_tables
 from rookworld.pretrain.dataset import Packed
+from rookworld.pretrain.loss import field_weights, micro_loss
 from rookworld.pretrain.settings import PretrainSettings
 from rookworld.rollout.symmetry import Symmetry
 from rookworld.runtime import distributed
@@ -59,6 +61,10 @@ class State:
     tokenizer: Tokenizer
     optimizers: list[torch.optim.Optimizer]
     step: int = 0
+    window: list[dict[str, Tensor]] = field(default_factory=list)
+    """What each step since the last line of metrics.jsonl found."""
+    window_s: float = 0.0
+    """How long they took."""
 
 
 def pretrain(
@@ -75,38 +81,31 @@ def pretrain(
     state = new_state(settings, tokenizer, device)
     settings = as_started(settings, state.model, tokenizer)
     run = Run(settings.out)
-    resume(state, run, settings, say)
     loaded = place(sources, settings, device)
     symmetries = symmetry_tables(tokenizer, settings, device)
     if settings.repeat_weight and tokenizer.style != "compact":
         raise ConfigError("--repeat-weight needs the chess tokenizer; use --repeat-weight 0")
     passes = compiled(state.model, settings, device)
-    window: list[dict[str, Tensor]] = []
-    began = time.perf_counter()
-    with interruptible() as asked_to_stop:
+    with distributed.held_by_first(run.in_use()), interruptible() as asked_to_stop:
+        if not resume(state, run, settings, say):
+            begin(state, run, settings, say)
         while state.step < settings.steps:
+            began = time.perf_counter()
             set_rates(state, settings)
-            window.append(update(state, passes, loaded, symmetries, settings, device))
+            state.window.append(update(state, passes, loaded, symmetries, settings, device))
             state.step += 1
-            stopping = distributed.any_rank(asked_to_stop())
-            # a window cut short is told too: a resumed run begins a new one
-            if stopping or due(state.step, settings.log_every, settings.steps):
-                metrics = summarise(window, state, settings, time.perf_counter() - began)
-                check_finite(metrics)
-                if distributed.rank() == 0:
-                    run.append("metrics.jsonl", {"step": state.step, **metrics})
-                    run.note(log_line(state.step, metrics))
-                on_step(state.step, metrics)
-                window, began = [], time.perf_counter()
-            if stopping or due(state.step, settings.save_every, settings.steps):
-                save(run, state, settings)
-                began = time.perf_counter()
+            state.window_s += time.perf_counter() - began
+            if due(state.step, settings.log_every, settings.steps):
+                report(run, state, settings, on_step)
             if due(state.step, settings.eval_every, settings.steps) and evaluate is not None:
                 record(run, state, evaluate)
-                began = time.perf_counter()
+            # after everything is written down: a resumed run does not write it again
+            stopping = distributed.any_rank(asked_to_stop())
+            if stopping or due(state.step, settings.save_every, settings.steps):
+                save(run, state, settings)
             if stopping:
                 raise Interrupted(f"stopped after step {state.step}; --resume goes on from there")
-    return finish(run, state)
+        return finish(run, state)
 
 
 def due(step: int, every: int, last: int) -> bool:
@@ -242,74 +241,25 @@ def scale_gradients(parameters: list[nn.Parameter], total: Tensor, clip_norm: fl
     return norm
 
 
-def field_weights(settings: PretrainSettings, device: torch.device) -> Tensor:
-    """Weight of a target by its field, in the order of the field numbers."""
-    weights = [
-        0.0,
-        settings.first_move_weight,
-        settings.other_move_weight,
-        settings.evaluation_weight,
-        settings.marker_weight,
-        settings.marker_weight,
-        settings.state_weight,
-        settings.outcome_weight,
-    ]
-    return sent(np.array(weights, dtype=np.float32), device)
+def report(run: Run, state: State, settings: PretrainSettings, on_step: OnStep) -> None:
+    """Write down the steps since the last line and show them."""
+    metrics = summarise(state, settings)
+    check_finite(metrics)
+    if distributed.rank() == 0:
+        run.append("metrics.jsonl", {"step": state.step, **metrics})
+        run.note(log_line(state.step, metrics))
+    on_step(state.step, metrics)
+    state.window, state.window_s = [], 0.0
 
 
-def micro_loss(
-    model: GPT2, micro: Micro, table: Tensor, repeat_weight: float = 0.0
-) -> tuple[Tensor, list[Tensor]]:
-    """Weighted negative log-likelihood, summed; and (weight, first moves right, first moves)."""
-    rows, length = micro.tokens.shape
-    places = torch.arange(rows * (length - 1), device=micro.tokens.device).view(rows, length - 1)
-    answers = places[:, micro.start - 1 :]
-    hidden = model(micro.tokens[:, :-1], wanted=answers.flatten())
-    logits = model.logits(hidden).float().view(*answers.shape, -1)
-    targets, fields = micro.tokens[:, micro.start :], micro.fields[:, micro.start :]
-    logp = logits.log_softmax(-1)
-    surprise = -logp.gather(-1, targets[..., None]).squeeze(-1)
-    place = torch.arange(len(targets), device=targets.device)
-    first = micro.prompts - micro.start
-    spread = -(logp[place, first].gather(-1, micro.choices) * micro.shares).sum(-1)
-    soft = micro.shares.sum(-1) > 0
-    surprise[place, first] = torch.where(soft, spread, surprise[place, first])
-    weights = table[fields]
-    opening = fields[place, first] == dataset.FIRST_MOVE
-    right = (logits[place, first].argmax(-1) == targets[place, first]) & opening
-    loss = (surprise * weights).sum()
-    if repeat_weight > 0:
-        loss = loss + repeat_weight * repetition(logp, targets, fields, first)
-    return loss, [weights.sum(), right.sum().float(), opening.sum().float()]
-
-
-def repetition(logp: Tensor, targets: Tensor, fields: Tensor, first: Tensor) -> Tensor:
-    """Unlikelihood of naming a listed move again: −log(1 − p) over further moves, summed.
-
-    A list of five with a repeated move is worth nothing, and its likelihood hardly shows it.
-    """
-    moves = dataset.CHOICES
-    places = (first[:, None] + torch.arange(moves, device=first.device)).clamp(
-        max=logp.shape[1] - 1
-    )
-    listed, kinds = targets.gather(1, places), fields.gather(1, places)
-    here = logp.gather(1, places[..., None].expand(-1, -1, logp.shape[-1]))
-    again = here.gather(2, listed[:, None, :].expand(-1, moves, -1)).exp()
-    earlier = torch.ones(moves, moves, dtype=torch.bool, device=first.device).tril(-1)
-    further = (kinds == dataset.OTHER_MOVE)[..., None] & earlier
-    mass = (again * further).sum(-1).clamp(max=1 - 1e-4)
-    return -torch.log1p(-mass).sum()
-
-
-def summarise(
-    window: Sequence[dict[str, Tensor]], state: State, settings: PretrainSettings, seconds: float
-) -> dict[str, float]:
+def summarise(state: State, settings: PretrainSettings) -> dict[str, float]:
     """Means since the last line, read from the device once."""
+    window = state.window
     metrics = {name: float(torch.stack([one[name] for one in window]).mean()) for name in window[0]}
     norms = torch.stack([one["grad/norm"] for one in window])
     metrics["guard/skipped"] = float((~torch.isfinite(norms)).sum())
     metrics["lr"] = rate_factor(state.step - 1, settings) * settings.lr
-    metrics["time/step_s"] = seconds / len(window)
+    metrics["time/step_s"] = state.window_s / len(window)
     return metrics
 
 
@@ -341,21 +291,36 @@ def save(run: Run, state: State, settings: PretrainSettings) -> None:
         tensors: dict[str, Tensor] = {}
         for number, optimizer in enumerate(state.optimizers):
             tensors |= optimizer_tensors(optimizer, f"optimizer{number}")
+        for number, found in enumerate(state.window):
+            tensors |= {f"window.{number:06d}.{name}": value for name, value in found.items()}
         folder = run.folder / "checkpoints" / f"step-{state.step:06d}"
-        save_checkpoint(folder, state.model, state.tokenizer, tensors, {"step": state.step})
+        plain = {"step": state.step, "window_s": state.window_s}
+        save_checkpoint(folder, state.model, state.tokenizer, tensors, plain)
         prune(run.folder, settings.keep)
     distributed.barrier()
 
 
-def resume(state: State, run: Run, settings: PretrainSettings, say: Say) -> None:
-    """Go on from the newest whole checkpoint, or write down how this run begins."""
-    newest = newest_checkpoint(run.folder, say) if settings.resume else None
-    if newest is None:
-        if distributed.rank() == 0:
-            run.clear(say)
-            write_json(run.folder / "config.json", resolved(settings))
-            write_json(run.folder / "origin.json", origin(settings.seed))
-        return
+def begin(state: State, run: Run, settings: PretrainSettings, say: Say) -> None:
+    """Write down how this run begins, and a state to return to."""
+
+    def write() -> None:
+        run.clear(say, overwrite=settings.overwrite, resume=settings.resume)
+        write_json(run.folder / "config.json", resolved(settings))
+        write_json(run.folder / "origin.json", origin(settings.seed))
+
+    distributed.barrier()  # every rank has seen the folder: none makes it again while it is cleared
+    distributed.by_first(write)
+    save(run, state, settings)
+
+
+def resume(state: State, run: Run, settings: PretrainSettings, say: Say) -> bool:
+    """Go on from the newest whole checkpoint; whether there was one."""
+    if not settings.resume:
+        return False
+    step = int(distributed.by_first(lambda: newest_step(run.folder, say)))
+    if step < 0:
+        return False
+    newest = run.folder / "checkpoints" / f"step-{step:06d}"
     checkpoint = load_checkpoint(newest)
     refuse_another_kind(checkpoint, "pretrain", state.model)
     saved = load_model(str(newest), state.model.device)
@@ -365,12 +330,27 @@ def resume(state: State, run: Run, settings: PretrainSettings, say: Say) -> None
     for number, optimizer in enumerate(state.optimizers):
         restore_optimizer(optimizer, checkpoint.tensors, f"optimizer{number}")
     state.step = checkpoint.step
+    restore_window(state, checkpoint)
+    distributed.barrier()
     if distributed.rank() == 0:
+        drop_after(run.folder, state.step)
         run.cut_back(state.step)
         write_json(run.folder / "config.json", resolved(settings))
         if state.step < settings.steps:
             (run.folder / "DONE").unlink(missing_ok=True)
+    distributed.barrier()
     say(f"resumed from {newest}")
+    return True
+
+
+def restore_window(state: State, checkpoint: Checkpoint) -> None:
+    """The steps whose means were still to be written down."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, value in below(checkpoint.tensors, "window"):
+        number, metric = name.split(".", 1)
+        found.setdefault(number, {})[metric] = value.to(state.model.device)
+    state.window = [found[number] for number in sorted(found)]
+    state.window_s = float(checkpoint.state.get("window_s", 0.0))
 
 
 def finish(run: Run, state: State) -> Path:

@@ -231,7 +231,9 @@ class TrainSettings(Composed):
     seed: Seed = 0
     """Seed of data order and sampling; change it to see what is chance."""
     resume: bool = False
-    """Go on from the newest whole checkpoint in --out, if there is one."""
+    """Go on from the newest whole checkpoint in --out, or begin where there is no run yet."""
+    overwrite: bool = False
+    """Delete the run in --out and start over; with --resume, only where it cannot go on."""
     dry_run: bool = False
     """Check settings, data and model (--backend trl: no model), print the plan, and stop."""
     sampling: SamplingSettings = field(default_factory=SamplingSettings)

@@ -29,7 +29,7 @@ from rookworld.model.checkpoint import (
     drop_after,
     load_checkpoint,
     mark_best,
-    newest_checkpoint,
+    newest_step,
     optimizer_tensors,
     prune,
     refuse_another_kind,
@@ -310,9 +310,7 @@ def resume(state: State, run: Run, settings: TrainSettings, say: Callable[[str],
     """Go on from the newest whole checkpoint; whether there was one."""
     if not settings.resume:
         return False
-    newest = newest_checkpoint(run.folder, say) if distributed.rank() == 0 else None
-    step = -1 if newest is None else int(newest.name.removeprefix("step-"))
-    step = int(distributed.from_first([float(step)])[0])
+    step = int(distributed.by_first(lambda: newest_step(run.folder, say)))
     if step < 0:
         return False
     checkpoint = load_checkpoint(checkpoint_folder(run, step))

@@ -28,6 +28,7 @@ from rookworld.model.checkpoint import (
     load_checkpoint,
     mark_sound,
     save_checkpoint,
+    step_of,
 )
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.precision import arithmetic
@@ -103,7 +104,8 @@ def train(
     run = Run(settings.out)
     state = new_state(settings, rows, device)
     settings = with_credit(settings, state.tokenizer)
-    with interruptible() as asked_to_stop, distributed.answering():
+    held = distributed.held_by_first(run.in_use())
+    with held, interruptible() as asked_to_stop, distributed.answering():
         if not resume(state, run, settings, hooks.say):
             begin(state, run, settings, evaluate, hooks)
         while state.step < settings.steps:
@@ -127,7 +129,7 @@ def train(
                 save(run, state, settings, best=improved)
             if stopping:
                 raise Interrupted(f"stopped after step {state.step}; --resume goes on from there")
-    return finish(run, state)
+        return finish(run, state)
 
 
 def due(step: int, every: int, last: int) -> bool:
@@ -328,13 +330,15 @@ def begin(
 ) -> None:
     """A new run: its settings, the model before training, and a state to return to."""
     distributed.barrier()  # every rank has seen the folder: none makes it again while it is cleared
-    if distributed.rank() == 0:
-        run.clear(hooks.say)
-        write_json(run.folder / "config.json", resolved(settings))
-        write_json(run.folder / "origin.json", origin(settings.seed, settings.engine))
-    distributed.barrier()
+    distributed.by_first(lambda: write_beginning(run, settings, hooks))
     _, improved = assess(run, state, settings, evaluate, hooks)
     save(run, state, settings, best=improved)
+
+
+def write_beginning(run: Run, settings: TrainSettings, hooks: Hooks) -> None:
+    run.clear(hooks.say, overwrite=settings.overwrite, resume=settings.resume)
+    write_json(run.folder / "config.json", resolved(settings))
+    write_json(run.folder / "origin.json", origin(settings.seed, settings.engine))
 
 
 def assess(
@@ -368,8 +372,7 @@ def obey(run: Run, state: State, ruling: Ruling, hooks: Hooks) -> bool:
     if not isinstance(ruling.decision, Restore):
         return True
     # rank 0 chooses: on a network disk the others may see older marks
-    newest = last_sound(run.folder).name if distributed.rank() == 0 else "step-0"
-    step = int(distributed.from_first([float(newest.removeprefix("step-"))])[0])
+    step = int(distributed.by_first(lambda: step_of(last_sound(run.folder))))
     restore(state, load_checkpoint(checkpoint_folder(run, step)), recovering=True)
     distributed.barrier()
     if distributed.rank() == 0:

@@ -245,7 +245,7 @@ def short_hash(settings: Any, ignore: Iterable[str] = ()) -> str:
 
 # --- the settings of a run -----------------------------------------------------------------------
 
-HERE_AND_NOW = ("out", "resume", "dry_run")
+HERE_AND_NOW = ("out", "resume", "overwrite", "dry_run")
 """Settings that a command has for itself, not from the run it goes on with."""
 
 

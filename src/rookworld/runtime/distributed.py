@@ -13,8 +13,8 @@ import gc
 import os
 import re
 import signal
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 
 import torch
@@ -240,6 +240,31 @@ def from_first(values: list[float]) -> list[float]:
     received = shared[0]
     assert isinstance(received, list)
     return received
+
+
+def by_first(find: Callable[[], float | None]) -> float:
+    """What rank 0 finds, on every rank; its mistake ends them all and is said once."""
+    found, mistake = 0.0, None
+    if rank() == 0:
+        try:
+            found = find() or 0.0
+        except RookworldError as error:
+            mistake = error
+    found, failed = from_first([found, float(mistake is not None)])
+    if not failed:
+        return found
+    if world_size() > 1:
+        _leave_the_word(mistake is not None, RookworldError.exit_code)
+    assert mistake is not None
+    raise mistake
+
+
+@contextmanager
+def held_by_first(resource: AbstractContextManager[None]) -> Iterator[None]:
+    """What rank 0 holds for all of them."""
+    with ExitStack() as stack:
+        by_first(lambda: stack.enter_context(resource))
+        yield
 
 
 def any_rank(flag: bool) -> bool:

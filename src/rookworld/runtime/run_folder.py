@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 from rookworld import __version__
 from rookworld.runtime.atomic_files import write_text
 from rookworld.runtime.errors import ConfigError, RookworldError
+from rookworld.runtime.run_lock import locked
 
 STREAMS = ("metrics.jsonl", "events.jsonl", "rollouts.jsonl", "eval.jsonl")
 FIRST_ROWS = "eval-rows.npz"
@@ -36,7 +38,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RookworldError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RookworldError(f"{path}: cannot be read ({error})") from None
 
 
@@ -48,7 +50,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         for line in file:
             try:
                 value = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(value, dict):
                 yield value
@@ -99,23 +101,47 @@ class Run:
         for name in STREAMS:
             path = self.folder / name
             if path.exists() and name not in keep:
-                kept = [r for r in read_lines(path) if int(r.get("step", 0)) <= step]
+                kept = [r for r in read_lines(path) if _until(r, step)]
                 write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
         log = self.folder / "train.log"
         if log.exists():
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
             write_text(log, "".join(line for line in lines if _log_step(line) <= step))
 
-    def clear(self, say: Callable[[str], None] = lambda line: None) -> None:
-        """Remove what an earlier run left, so that a new one is not mixed with it.
+    def in_use(self) -> AbstractContextManager[None]:
+        """Nobody else trains in the folder meanwhile."""
+        return locked(self.folder / ".lock", "training")
+
+    def trained(self) -> bool:
+        """Whether a new run would destroy work; a run that saved its beginning alone has none."""
+        names = {path.name for path in (self.folder / "checkpoints").glob("[!.]*")}
+        metrics = self.folder / "metrics.jsonl"
+        logged = metrics.is_file() and metrics.stat().st_size > 0
+        return logged or self.done or bool(names - {"best", "step-000000"})
+
+    def clear(
+        self,
+        say: Callable[[str], None] = lambda line: None,
+        *,
+        overwrite: bool = False,
+        resume: bool = False,
+    ) -> None:
+        """Make room for a new run; the work of an earlier one is deleted only to `overwrite`.
 
         What no run has left is named and kept.
         """
         self._refuse_to_lose()
-        steps = [path.name.removeprefix("step-") for path in self.folder.glob("checkpoints/step-*")]
-        done = max((int(number) for number in steps if number.isdigit()), default=0)
-        if done > 0:
-            say(f"{self.folder}: replaces an earlier run, saved after step {done}")
+        if self.trained():
+            if not overwrite:
+                found = "no whole checkpoint to resume from" if resume else "an earlier run is here"
+                remedy = "" if resume else "--resume goes on with it, "
+                raise ConfigError(
+                    f"{self.folder}: {found}; {remedy}--overwrite deletes it and starts over, "
+                    "another --out leaves it alone"
+                )
+            say(f"{self.folder}: replaces an earlier run")
+        elif resume:
+            say(f"{self.folder}: no run to resume; a new one begins")
         for name in FILES:
             (self.folder / name).unlink(missing_ok=True)
         for name in FOLDERS:
@@ -150,9 +176,15 @@ def _is_settings(path: Path) -> bool:
         return False
 
 
+def _until(record: dict[str, Any], step: int) -> bool:
+    """Whether a line belongs to a step up to this one; a step that is no number is nobody's."""
+    at = record.get("step", 0)
+    return isinstance(at, int | float) and at <= step
+
+
 def _log_step(line: str) -> int:
     words = line.split()
-    return int(words[1]) if len(words) > 1 and words[0] == "Step" and words[1].isdigit() else 0
+    return int(words[1]) if len(words) > 1 and words[0] == "Step" and words[1].isdecimal() else 0
 
 
 def origin(seed: int, engine: str | None = None) -> dict[str, Any]:

@@ -31,8 +31,9 @@ from rookworld.report.run_reader import Record
 from rookworld.runtime.atomic_files import write_text
 from rookworld.runtime.errors import ConfigError, RookworldError
 from rookworld.runtime.run_folder import finite
+from rookworld.runtime.run_lock import Lock
 from rookworld.sweep.space import Choices, Params, Range, SweepFile, split
-from rookworld.sweep.trial import Lock, Outcome
+from rookworld.sweep.trial import Outcome
 
 SETTLE_S = 2.0
 """How long a claim on another machine's trial must stand before it counts."""

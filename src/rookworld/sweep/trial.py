@@ -8,7 +8,6 @@ still runs.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -16,11 +15,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 from rookworld.report.analysis import eval_value
 from rookworld.report.run_reader import Record, read_run
 from rookworld.runtime.run_folder import read_lines
+from rookworld.runtime.run_lock import Lock
 
 Cause = Literal[
     "diverged_kl",
@@ -67,31 +67,6 @@ class Outcome:
     value: float | None = None
     cause: Cause | None = None
     message: str = ""
-
-
-class Lock:
-    """An exclusive lock on a file, gone when its last holder is; children may hold it too."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
-
-    @classmethod
-    def take(cls, path: Path) -> Lock | None:
-        """The lock, or None if somebody holds it."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("ab")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            return None
-        return cls(file)
-
-    def fileno(self) -> int:
-        return self.file.fileno()
-
-    def release(self) -> None:
-        self.file.close()
 
 
 class Training:

@@ -180,7 +180,8 @@ class Session(TrainerCallback):
             newest_checkpoint(self.run.folder, self.hooks.say) if self.settings.resume else None
         )
         if newest is None:
-            self.run.clear(self.hooks.say)
+            settings = self.settings
+            self.run.clear(self.hooks.say, overwrite=settings.overwrite, resume=settings.resume)
             write_json(self.run.folder / "config.json", resolved(self.settings))
             about = origin(self.settings.seed, self.settings.engine)
             write_json(self.run.folder / "origin.json", about | {"trl": plan.installed()})

@@ -10,7 +10,6 @@ Left out on purpose: a queue between machines. Shards own disjoint chunk numbers
 
 from __future__ import annotations
 
-import fcntl
 import json
 import multiprocessing
 import shutil
@@ -25,6 +24,7 @@ from typing import Any
 from rookworld.runtime.atomic_files import write_text
 from rookworld.runtime.errors import DataError
 from rookworld.runtime.processes import end_with_parent, interrupts_held
+from rookworld.runtime.run_lock import locked
 
 Record = dict[str, Any]
 MakeChunk = Callable[[int], list[Record]]
@@ -42,12 +42,7 @@ class ChunkFolder:
     @contextmanager
     def opened(self, origin: dict[str, Any]) -> Iterator[None]:
         """Hold the folder for this process; refuse one that other settings have begun."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise DataError(f"{self.path}: another process is generating here") from error
+        with locked(self.path / "lock", "generating"):
             self._check_origin(origin)
             yield
 
