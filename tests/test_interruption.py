@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +53,19 @@ def test_handlers_that_others_have_set_stay() -> None:
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("loaded", ["numpy", "libtorch_cpu"])
+def test_sigterm_ends_with_130_while_modules_are_still_loading(tmp_path: Path, loaded: str) -> None:
+    args = [sys.executable, "-m", "rookworld", "pretrain", "--device", "cpu", "--out", "run"]
+    with subprocess.Popen(args, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as child:
+        maps = Path(f"/proc/{child.pid}/maps")
+        while child.poll() is None and loaded not in maps.read_text():
+            time.sleep(0.01)
+        child.terminate()
+        _, shown = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert [line for line in shown.splitlines() if line.startswith("rookworld:")] == [
+        "rookworld: interrupted"
+    ]
+    assert "Traceback" not in shown

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from types import FrameType
 
 from rookworld import __version__
 from rookworld.runtime.errors import ConfigError, RookworldError
@@ -57,6 +58,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM; a class of its own, as the interpreter may end itself by SIGINT after the other."""
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
 @contextmanager
 def terminable() -> Iterator[None]:
     """SIGTERM is Ctrl-C, from the first moment: torch alone takes seconds to load."""
@@ -65,11 +74,11 @@ def terminable() -> Iterator[None]:
         and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     )
     if ours:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
     finally:
-        if ours and signal.getsignal(signal.SIGTERM) is signal.default_int_handler:
+        if ours and signal.getsignal(signal.SIGTERM) is _terminate:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
