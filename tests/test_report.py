@@ -21,6 +21,7 @@ from rookworld.report.page_data import all_panels, page_data, thin
 from rookworld.report.run_reader import read_run
 from rookworld.runtime.atomic_files import write_json
 from rookworld.runtime.errors import RookworldError
+from rookworld.runtime.run_folder import read_lines
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 SCREENSHOTS = Path(__file__).parent.parent / "test-output"
@@ -305,3 +306,16 @@ def test_a_browser_draws_curves_and_boards(tmp_path: Path) -> None:
         shot = ("--window-size=1280,3600", f"--screenshot={picture}", *flags)
         assert browse(target, tmp_path / "profile", *shot)[1] == []
         assert picture.stat().st_size > 50_000
+
+
+@pytest.mark.parametrize("odd", [5, "x", None, {"a": 5}, ["x"], [None], 1e300, 10**400])
+@pytest.mark.parametrize("place", ["step", "truth", "truth moves", "truth cp", "answers"])
+def test_odd_rollouts_are_left_out_of_the_page(tmp_path: Path, place: str, odd: object) -> None:
+    run = made_run(tmp_path / "run", steps=2)
+    records = list(read_lines(run / "rollouts.jsonl"))
+    *outer, last = place.split()
+    for record in records[:2]:
+        (record[outer[0]] if outer else record)[last] = odd
+    lines = (json.dumps(record) for record in records)
+    (run / "rollouts.jsonl").write_text("\n".join(lines) + "\n")
+    assert page(page_data([run]))

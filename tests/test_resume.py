@@ -171,9 +171,9 @@ def test_a_run_is_not_destroyed_unasked(warm_folder: Path, tmp_path: Path, resum
             (folder / "manifest.json").write_text("{}")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ConfigError, match="--overwrite deletes it and starts over"):
-        train(replace(settings, resume=resume), tiny_rows(), weight_evaluation)
+        train(settings.but(resume=resume), tiny_rows(), weight_evaluation)
     assert sorted(tmp_path.rglob("*")) == before
-    train(replace(settings, resume=resume, overwrite=True, steps=1), tiny_rows(), weight_evaluation)
+    train(settings.but(resume=resume, overwrite=True, steps=1), tiny_rows(), weight_evaluation)
     assert [line["step"] for line in metrics_of(tmp_path)] == [1]
 
 

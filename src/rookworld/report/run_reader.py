@@ -23,6 +23,7 @@ Values = NDArray[np.float64]
 Record = dict[str, Any]
 
 _MARKS = ("config.json", "origin.json", "train.log", *STREAMS)
+LARGEST = 1e100
 SWEEP_FILE = "sweep.json"
 """What makes a folder a sweep: its space and every trial so far."""
 
@@ -71,10 +72,10 @@ class RunRecord:
 
 
 def number(value: object) -> float:
-    """A logged value as a float; NaN unless it is a finite number."""
+    """A logged value as a float; NaN unless it is a number that can be squared and summed."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
-    return float(value) if math.isfinite(value) else math.nan
+    return float(value) if -LARGEST < value < LARGEST else math.nan
 
 
 def is_run(folder: Path) -> bool:

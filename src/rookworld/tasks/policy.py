@@ -255,10 +255,16 @@ class PolicyTask(Task[PolicyRow, PolicyAnswer]):
         )
 
     def draw_truth(self, truth: Mapping[str, Any]) -> Drawing:
-        """The analysed moves as arrows, with their evaluations."""
-        moves = tuple(str(move) for move in truth.get("moves") or ())
-        scored = tuple(zip(moves, truth.get("cp") or (), strict=False))
-        return replace(super().draw_truth(truth), moves=moves, scored=scored)
+        """The analysed moves as arrows, with their evaluations; what is neither is left out."""
+        lists = (truth.get("moves"), truth.get("cp"))
+        moves, cp = (found if isinstance(found, list) else [] for found in lists)
+        named = tuple(map(str, moves))
+        scored = tuple(
+            (move, int(value))
+            for move, value in zip(named, cp, strict=False)
+            if isinstance(value, int | float) and abs(value) < 1e6
+        )
+        return replace(super().draw_truth(truth), moves=named, scored=scored)
 
     def draw_answer(self, truth: Mapping[str, Any], text: str) -> Drawing:
         """The moves of the answer, B before all others."""
