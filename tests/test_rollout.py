@@ -27,7 +27,7 @@ from rookworld.rollout.collector import Collector, collect
 from rookworld.rollout.prompts import Prompts, prompt_text
 from rookworld.rollout.token_values import stage_values
 from rookworld.runtime.errors import DataError
-from rookworld.tasks.prefix_value import outlooks
+from rookworld.tasks.prefix_value import prefix_values
 from rookworld.tasks.reward import RewardRules
 from tiny_training import judge_by, share_of_low_moves, tiny_rows, tiny_settings
 
@@ -280,7 +280,7 @@ def test_promises_of_many_are_those_of_each_group_alone(model: GPT2, tokenizer: 
     groups = collector.groups(prompts, step=0, progress=1.0)
     assert len({group.tokens.shape[1] for group in groups}) > 1
     for group in groups:
-        found = [outlooks(group.prompt.row, text, collector.rules) for text in group.texts]
+        found = [prefix_values(group.prompt.row, text, collector.rules) for text in group.texts]
         worths, stages = stage_values(group.tokens.numpy(), found, tokenizer)
         assert group.token_values is not None
         np.testing.assert_array_equal(group.token_values.values.numpy(), worths)

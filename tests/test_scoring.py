@@ -22,7 +22,7 @@ from rookworld.rollout.collector import Collector
 from rookworld.rollout.prompts import Prompts
 from rookworld.rollout.types import Group
 from rookworld.tasks.policy import POLICY
-from rookworld.tasks.prefix_value import choices
+from rookworld.tasks.prefix_value import move_values
 from rookworld.tasks.reward import RewardRules
 from rookworld.tasks.scorer import Question, Scorer, Workers
 from rookworld.tasks.task import Analysis, PolicyRow
@@ -60,10 +60,10 @@ def test_choices_are_scored_by_the_rules_the_ramp_and_the_judge_of_the_rest(pool
     found = scorer.all(asked)
     for question, scores in zip(asked, found, strict=True):
         assert isinstance(question.row, PolicyRow)
-        expected = choices(question.row, question.texts, rules, judge, 0.5)
-        assert scores.choices == expected
-        assert expected != choices(question.row, question.texts, rules, None, 0.5)
-        assert expected != choices(question.row, question.texts, rules, judge)
+        expected = move_values(question.row, question.texts, rules, judge, 0.5)
+        assert scores.move_values == expected
+        assert expected != move_values(question.row, question.texts, rules, None, 0.5)
+        assert expected != move_values(question.row, question.texts, rules, judge)
     without = replace(scorer, judge=None)
     assert pool.begin(without.all, asked)() == without.all(asked)
 

@@ -159,7 +159,7 @@ class Collector:
         scores = scored()
         values: Sequence[TokenValues | None] = [None] * len(answers)
         if self.by_field:
-            values = token_values(answers, [one.outlooks for one in scores], self.tokenizer)
+            values = token_values(answers, [one.prefix_values for one in scores], self.tokenizer)
         return [
             Group(
                 one.prompt,
@@ -171,7 +171,9 @@ class Collector:
                 question.texts,
                 found.verdicts,
                 value,
-                listed_move_values(one, found.choices, self.tokenizer) if found.choices else None,
+                listed_move_values(one, found.move_values, self.tokenizer)
+                if found.move_values
+                else None,
                 found.tally,
             )
             for one, question, found, value in zip(answers, questions, scores, values, strict=True)

@@ -17,61 +17,61 @@ from numpy.typing import NDArray
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.rollout.types import Completions, ListedMoveValues, TokenValues
 from rookworld.tasks.notation import MOVES
-from rookworld.tasks.prefix_value import END_OF_LIST, SIGNS, STAGES, Choices, Outlook
+from rookworld.tasks.prefix_value import END_OF_LIST, SIGNS, STAGES, MoveValues, PrefixValue
 
 
 def token_values(
     answers: Sequence[Completions],
-    found: Sequence[Sequence[Sequence[Outlook]]],
+    found: Sequence[Sequence[Sequence[PrefixValue]]],
     tokenizer: Tokenizer,
 ) -> list[TokenValues]:
     """Outlooks of the answers to each prompt, and the tokens from which they hold."""
     ids = np.concatenate([one.ids for one in answers])
-    of_each = [outlooks for group in found for outlooks in group]
-    worths, stages = stage_values(ids, of_each, tokenizer)
+    of_each = [answer for group in found for answer in group]
+    values, stages = stage_values(ids, of_each, tokenizer)
     found_values = []
     for number, one in enumerate(answers):
         k = len(one.counts)
         mine = slice(number * k, (number + 1) * k)
         reach = stages[mine, : one.tokens.shape[1]]
-        found_values.append(TokenValues(torch.from_numpy(worths[mine]), torch.from_numpy(reach)))
+        found_values.append(TokenValues(torch.from_numpy(values[mine]), torch.from_numpy(reach)))
     return found_values
 
 
 def stage_values(
-    ids: NDArray[np.int64], found: Sequence[Sequence[Outlook]], tokenizer: Tokenizer
+    ids: NDArray[np.int64], found: Sequence[Sequence[PrefixValue]], tokenizer: Tokenizer
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """What each answer was worth at each stage, and to which stage each of its tokens belongs.
 
     All answers at once: a call for each took longer than judging them.
     """
-    worths = np.full((len(ids), STAGES - 1), np.nan)
+    values = np.full((len(ids), STAGES - 1), np.nan)
     stages = np.zeros(ids.shape, dtype=np.int64)
-    listed = [outlook for outlooks in found for outlook in outlooks]
+    listed = [value for answer in found for value in answer]
     if not listed:
-        return worths, stages
-    number = np.repeat(np.arange(len(ids)), [len(outlooks) for outlooks in found])
-    stage = np.array([outlook.stage for outlook in listed])
+        return values, stages
+    number = np.repeat(np.arange(len(ids)), [len(answer) for answer in found])
+    stage = np.array([value.stage for value in listed])
     # a model may have more ids than the tokenizer has tokens: they hold nothing
     known = np.minimum(ids, tokenizer.vocab_size)
     seen = np.stack([holding(tokenizer, sign)[known].cumsum(1) for sign in SIGNS])
-    sign = [SIGNS.index(outlook.sign) for outlook in listed]
-    nth = np.array([outlook.nth for outlook in listed])
+    sign = [SIGNS.index(value.sign) for value in listed]
+    nth = np.array([value.nth for value in listed])
     place = (seen[sign, number] < nth[:, None]).sum(1)
     came = place < ids.shape[1]
     number, stage, place = number[came], stage[came], place[came]
-    worths[number, stage - 1] = np.array([outlook.worth for outlook in listed])[came]
+    values[number, stage - 1] = np.array([value.value for value in listed])[came]
     np.maximum.at(stages, (number, place), stage)
-    return worths, np.maximum.accumulate(stages, axis=1)
+    return values, np.maximum.accumulate(stages, axis=1)
 
 
 def listed_move_values(
-    one: Completions, found: Sequence[Choices], tokenizer: Tokenizer
+    one: Completions, found: Sequence[MoveValues], tokenizer: Tokenizer
 ) -> ListedMoveValues | None:
-    """Choices of the answers to an analysis, and the tokens that made them; None without any."""
+    """Values of moves where answers to an analysis listed some, by token; None without any."""
     tokens, named = move_tokens(tokenizer)
     ids = [tokens[word] for word in found[0].words]
-    answers, places, worths = list[int](), list[int](), array("d")
+    answers, places, values = list[int](), list[int](), array("d")
     for number, chosen in enumerate(found):
         there = min(chosen.places, one.counts[number] - chosen.echoed)
         where = range(chosen.echoed, chosen.echoed + there)
@@ -79,8 +79,8 @@ def listed_move_values(
         if there > 0 and named.issuperset(one.ids[number, where.start : where.stop - 1].tolist()):
             answers += [number] * there
             places += where
-            worths += chosen.worths[: there * len(ids)]
-    return ListedMoveValues(ids, answers, places, worths) if places else None
+            values += chosen.values[: there * len(ids)]
+    return ListedMoveValues(ids, answers, places, values) if places else None
 
 
 @lru_cache(maxsize=8)

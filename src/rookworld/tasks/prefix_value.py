@@ -1,16 +1,15 @@
-"""What an answer is worth while it is being written: baselines for the tokens still to come.
+"""The value of a completion's prefix: its expected reward while it is being written.
 
 A token cannot change what stands before it, so it should not be paid for it: the second move is
 judged by what it adds to the first, an evaluation by what it adds to the moves. What is to come is
 taken to be of the quality that the run's answers have been of. As a baseline (`fields`) the guess
-changes the noise and never the aim; paid out in its place (`outlook`) it takes the noise of what is
-to come away as well, and the aim is as good as the guess.
+changes the noise of the gradient and not its mean; paid out in its place (`outlook`) it takes the
+noise of what is to come away as well, and the aim is as good as the guess.
 
-Where a move is listed the truth knows even more: what every other move would have promised
-(`choices`).
+Where a move is listed the truth knows even more: the value after every other move (`choices`).
 
-The law: an outlook depends on nothing behind the place from which it holds, and the worth of a
-choice is the outlook that naming it would have given. Left out on purpose: single squares of a
+The law: a prefix value depends on nothing behind the place from which it holds, and the value of a
+move is the prefix value that naming it would have given. Left out on purpose: single squares of a
 board, which are worth something only together; choices of evaluations; words that are no move,
 which are taken for illegal ones.
 """
@@ -102,47 +101,50 @@ class RunningUsual:
         self.now = Usual(**state)
 
 
-class Outlook(NamedTuple):
-    """What an answer promises from some token on; a tuple, as thousands cross between processes."""
+class PrefixValue(NamedTuple):
+    """Expected reward from some token on; a tuple, as thousands cross between processes."""
 
     stage: int
     """How far the answer has come; answers to one prompt are compared stage by stage."""
     sign: str
     nth: int
     """It holds from the nth token on that has this sign in it."""
-    worth: float
+    value: float
 
 
 SIGNS = (" ", ".")
 """A space begins the next move; a point is in evaluations and rewards, in no move and no board."""
 STAGES = 1 + MOST_MOVES
-"""The whole answer, and at most an outlook on the rest of it after each move."""
+"""The whole answer, and at most one prefix value after each move."""
 
 
-def outlooks(
+def prefix_values(
     row: Row,
     text: str,
     rules: RewardRules,
     judge: Judge | None = None,
     progress: float = 1.0,
     usual: Usual = NEUTRAL,
-) -> tuple[Outlook, ...]:
-    """The outlooks of a completion, in the order of the places from which they hold."""
+) -> tuple[PrefixValue, ...]:
+    """The prefix values of a completion, in the order of the places from which they hold."""
     if isinstance(row, EnvironmentRow):
-        return (Outlook(1, ".", 1, _with_board(row, text, rules, progress)),)
+        return (PrefixValue(1, ".", 1, _with_board(row, text, rules, progress)),)
     moves, echoed, tidy = _listed(text)
     if not moves or not isinstance(row, PolicyRow):
         return ()
-    promise = _Promise(row, rules, POLICY.truth(row, judge), judge, progress, usual)
-    begun = [
-        Outlook(n, " ", n + 1 + echoed, promise.with_moves(moves[:n]))
+    list_value = _ListValue(row, rules, POLICY.truth(row, judge), judge, progress, usual)
+    after_moves = [
+        PrefixValue(n, " ", n + 1 + echoed, list_value.with_moves(moves[:n]))
         for n in range(1, min(len(moves), MOST_MOVES, tidy + 1))
     ]
-    return (*begun, Outlook(MOST_MOVES, ".", 1, promise.with_moves(moves, listed=True)))
+    return (
+        *after_moves,
+        PrefixValue(MOST_MOVES, ".", 1, list_value.with_moves(moves, listed=True)),
+    )
 
 
-class Choices(NamedTuple):
-    """What each word would have promised wherever an answer listed a move or ended its list."""
+class MoveValues(NamedTuple):
+    """The value of each word wherever an answer listed a move or ended its list."""
 
     words: tuple[str, ...]
     """Every legal move, and the end of the list."""
@@ -150,38 +152,38 @@ class Choices(NamedTuple):
     """Whether the answer repeats the prompt's "M:" before its first move."""
     places: int
     """How many: those of its first moves up to one that spoils the list, or of its end."""
-    worths: array[float]
-    """[places x words] above what an illegal move would have been worth there."""
+    values: array[float]
+    """[places x words] above the value of an illegal move there."""
 
 
 END_OF_LIST = "E:"
 
 
-def choices(
+def move_values(
     row: Row,
     texts: Sequence[str],
     rules: RewardRules,
     judge: Judge | None = None,
     progress: float = 1.0,
     usual: Usual = NEUTRAL,
-) -> tuple[Choices, ...]:
-    """The choices that each completion made when it listed its moves; none of other tasks."""
+) -> tuple[MoveValues, ...]:
+    """The values of all moves wherever each completion listed one; none of other tasks."""
     if not isinstance(row, PolicyRow):
         return ()
     legal = sorted(legal_moves(row.fen))
-    promise = _Promise(row, rules, POLICY.truth(row, judge), judge, progress, usual)
-    of_each = cache(partial(promise.of_each, legal))  # answers to one prompt begin alike
+    list_value = _ListValue(row, rules, POLICY.truth(row, judge), judge, progress, usual)
+    of_each = cache(partial(list_value.of_each, legal))  # answers to one prompt begin alike
     found = []
     for text in texts:
         listed, echoed, tidy = _listed(text)
-        worths, named = array("d"), tuple[str, ...]()
+        values, named = array("d"), tuple[str, ...]()
         for move in (*listed[:tidy], END_OF_LIST)[: min(MOST_MOVES, len(legal)) + 1]:
-            worths.extend(of_each(named))
+            values.extend(of_each(named))
             if move not in legal or move in named:
                 break
             named = (*named, move)
         words = (*legal, END_OF_LIST)
-        found.append(Choices(words, echoed, len(worths) // len(words), worths))
+        found.append(MoveValues(words, echoed, len(values) // len(words), values))
     return tuple(found)
 
 
@@ -199,8 +201,8 @@ def _listed(text: str) -> tuple[list[str], bool, int]:
 
 
 @dataclass(frozen=True)
-class _Promise:
-    """What analyses of one position promise, judged as their whole would be."""
+class _ListValue:
+    """Expected reward of analyses of one position that begin with given moves."""
 
     row: PolicyRow
     rules: RewardRules
@@ -210,7 +212,7 @@ class _Promise:
     usual: Usual
 
     def of_each(self, legal: Sequence[str], named: tuple[str, ...]) -> list[float]:
-        """Worth of each legal move behind these, and of ending the list, above an illegal one's."""
+        """Value of each legal move behind these, and of ending the list, above an illegal one's."""
         malformed = self.rules.p_malformed
         full = len(named) == MOST_MOVES
         illegal = malformed if full else self.gated(1 / min(MOST_MOVES, len(legal)))
@@ -233,7 +235,7 @@ class _Promise:
         return [table[move] - illegal for move in legal] + [ended - illegal]
 
     def with_moves(self, moves: Sequence[str], *, listed: bool = False) -> float:
-        """Worth of an analysis that begins with these moves; `listed`: they are all of them."""
+        """Value of an analysis that begins with these moves; `listed`: they are all of them."""
         repeats = len(set(moves)) < len(moves)
         if repeats or len(moves) > MOST_MOVES or not all(map(is_move_text, moves)):
             return self.rules.p_malformed
@@ -252,7 +254,7 @@ class _Promise:
         return self.combined(legal=1.0, **content)
 
     def gated(self, illegal: float) -> float:
-        """Worth of an analysis of whose moves this share is illegal, or too few are there."""
+        """Value of an analysis of whose moves this share is illegal, or too few are there."""
         return self.combined(legal=1 - illegal)
 
     def combined(self, **known: float) -> float:
@@ -264,7 +266,7 @@ class _Promise:
 
 
 def _with_board(row: EnvironmentRow, text: str, rules: RewardRules, progress: float) -> float:
-    """Worth of an environment answer that begins with this board, if the rest is right."""
+    """Value of an environment answer that begins with this board, if the rest is right."""
     fen = read_fen(text.split("+")[0].strip(" "))
     if fen is None:
         return rules.a_malformed

@@ -20,12 +20,12 @@ from rookworld.tasks.policy import POLICY
 from rookworld.tasks.prefix_value import (
     NEUTRAL,
     NOTHING_LISTED,
-    Choices,
-    Outlook,
+    MoveValues,
+    PrefixValue,
     Tally,
     Usual,
-    choices,
-    outlooks,
+    move_values,
+    prefix_values,
     tally,
 )
 from rookworld.tasks.registry import task_of
@@ -51,14 +51,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What they are worth, and (if asked for) what each promised on the way."""
+    """What they are worth, and (if asked for) what each prefixes on the way."""
 
     verdicts: tuple[Verdict, ...]
-    outlooks: tuple[tuple[Outlook, ...], ...]
-    choices: tuple[Choices, ...] = ()
+    prefix_values: tuple[tuple[PrefixValue, ...], ...]
+    move_values: tuple[MoveValues, ...] = ()
     """Of an analysis alone."""
     tally: Tally = NOTHING_LISTED
-    """Of analyses alone, with their outlooks."""
+    """Of analyses alone, with their prefix values."""
 
 
 @dataclass(frozen=True)
@@ -79,22 +79,22 @@ class Scorer:
             judge_answer(row, text, done, self.rules, self.judge, self.progress)
             for text, done in zip(question.texts, question.finished, strict=True)
         ]
-        promised = [
-            outlooks(row, text, self.rules, self.judge, self.progress, self.usual)
+        prefixes = [
+            prefix_values(row, text, self.rules, self.judge, self.progress, self.usual)
             if self.by_field
             else ()
             for text in question.texts
         ]
         if not (self.by_field and isinstance(row, PolicyRow)):
-            return Scores(tuple(verdicts), tuple(promised))
+            return Scores(tuple(verdicts), tuple(prefixes))
         truth, found = POLICY.truth(row, self.judge), NOTHING_LISTED
         for text, verdict in zip(question.texts, verdicts, strict=True):
             found = found.plus(tally(row, text, verdict, truth))
-        chosen: tuple[Choices, ...] = ()
+        chosen: tuple[MoveValues, ...] = ()
         if self.by_choice:
             known = (self.rules, self.judge, self.progress, self.usual)
-            chosen = choices(row, question.texts, *known)
-        return Scores(tuple(verdicts), tuple(promised), chosen, found)
+            chosen = move_values(row, question.texts, *known)
+        return Scores(tuple(verdicts), tuple(prefixes), chosen, found)
 
     def all(self, questions: Sequence[Question]) -> list[Scores]:
         return [self.scores(question) for question in questions]

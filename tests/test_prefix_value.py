@@ -16,7 +16,14 @@ from rookworld.rollout.token_values import listed_move_values, stage_values
 from rookworld.rollout.types import Completions, Prompt
 from rookworld.tasks.environment import ENVIRONMENT, transition
 from rookworld.tasks.policy import POLICY
-from rookworld.tasks.prefix_value import RunningUsual, Tally, Usual, choices, outlooks, tally
+from rookworld.tasks.prefix_value import (
+    RunningUsual,
+    Tally,
+    Usual,
+    move_values,
+    prefix_values,
+    tally,
+)
 from rookworld.tasks.reward import RewardRules, Shaping
 from rookworld.tasks.task import Analysis, EnvironmentRow, PolicyRow, legal_moves
 
@@ -27,7 +34,7 @@ GOLD = POLICY.answer(ROW, "compact")
 
 
 def worths(text: str, row: PolicyRow | EnvironmentRow = ROW) -> list[float]:
-    return [one.worth for one in outlooks(row, text, RULES)]
+    return [one.value for one in prefix_values(row, text, RULES)]
 
 
 def test_an_outlook_sees_nothing_that_comes_later() -> None:
@@ -41,7 +48,7 @@ def test_an_outlook_sees_nothing_that_comes_later() -> None:
     assert all(less < more for less, more in zip(worse, promises, strict=True))
 
 
-def test_outlooks_by_hand() -> None:
+def test_prefix_values_by_hand() -> None:
     promises = worths(GOLD)
     for listed, found in enumerate(promises, start=1):
         share = (listed + Usual().hits * (5 - listed)) / 5
@@ -57,9 +64,9 @@ def test_outlooks_by_hand() -> None:
 
 
 def test_a_first_move_without_a_label_is_paid_what_a_judge_says() -> None:
-    by_labels, judged = (choices(ROW, [GOLD], RULES, judge)[0] for judge in (None, Other()))
+    by_labels, judged = (move_values(ROW, [GOLD], RULES, judge)[0] for judge in (None, Other()))
     unlabelled = by_labels.words.index("a2a3")
-    assert by_labels.worths[unlabelled] < judged.worths[unlabelled]
+    assert by_labels.values[unlabelled] < judged.values[unlabelled]
 
 
 def test_the_usual_quality_comes_from_the_answers() -> None:
@@ -78,8 +85,10 @@ def test_the_usual_quality_comes_from_the_answers() -> None:
     resumed = RunningUsual(momentum=0.5)
     resumed.load_state_dict(running.state_dict())
     assert resumed.now == running.now
-    good, bad = (outlooks(ROW, GOLD, RULES, usual=usual) for usual in (Usual(1, 1), Usual(0, 0)))
-    assert good[0].worth == 1.0 and bad[0].worth < 0.5
+    good, bad = (
+        prefix_values(ROW, GOLD, RULES, usual=usual) for usual in (Usual(1, 1), Usual(0, 0))
+    )
+    assert good[0].value == 1.0 and bad[0].value < 0.5
 
 
 def test_where_every_move_is_listed_nothing_is_learnt_of_the_usual() -> None:
@@ -92,7 +101,7 @@ def test_where_every_move_is_listed_nothing_is_learnt_of_the_usual() -> None:
 def test_a_strict_scale_reaches_rewards_and_promises() -> None:
     second = " g1f3 e2e4 d2d4 c2c4 e2e3 E: 0.3 0.4 0.4 0.3 0.2 B: g1f3"
     strict = RewardRules(p_best_scale=0.001)
-    promised = [outlooks(ROW, second, rules)[0].worth for rules in (RULES, strict)]
+    promised = [prefix_values(ROW, second, rules)[0].value for rules in (RULES, strict)]
     paid = [POLICY.verify(ROW, second, rules).total for rules in (RULES, strict)]
     assert promised[1] < promised[0] - 0.2 and paid[1] < paid[0] - 0.3
     assert POLICY.verify(ROW, GOLD, strict).total == 1.0
@@ -109,10 +118,10 @@ def test_an_echo_or_a_doubled_space_moves_no_promise_forward(tiny_folder: Path) 
     tokenizer = Tokenizer.load(tiny_folder)
     echoed = " M:" + GOLD
     ids = np.array([[*tokenizer.encode(echoed), tokenizer.eos]])
-    _, stages = stage_values(ids, [outlooks(ROW, echoed, RULES)], tokenizer)
+    _, stages = stage_values(ids, [prefix_values(ROW, echoed, RULES)], tokenizer)
     assert stages[0, :7].tolist() == [0, 0, 1, 2, 3, 4, 4]
     assert worths(echoed) == worths(GOLD)
-    doubled = [one.stage for one in outlooks(ROW, GOLD.replace(" g1f3", "  g1f3"), RULES)]
+    doubled = [one.stage for one in prefix_values(ROW, GOLD.replace(" g1f3", "  g1f3"), RULES)]
     assert doubled == [1, 2, 5]
 
 
@@ -227,7 +236,7 @@ def test_tokens_know_their_stage(tiny_folder: Path) -> None:
     broken = " e2e4 d2d4"
     ids = [[*tokenizer.encode(text), tokenizer.eos] for text in (GOLD, broken)]
     padded = [row + [tokenizer.eos] * (len(ids[0]) - len(row)) for row in ids]
-    begun = [outlooks(ROW, text, RULES) for text in (GOLD, broken)]
+    begun = [prefix_values(ROW, text, RULES) for text in (GOLD, broken)]
     found, stages = stage_values(np.array(padded), begun, tokenizer)
     assert stages[0].tolist() == [0, 1, 2, 3, 4, 4] + [5] * 8
     assert stages[1, :2].tolist() == [0, 1]
@@ -236,7 +245,7 @@ def test_tokens_know_their_stage(tiny_folder: Path) -> None:
     row = transition(START, "e2e4")
     gold = ENVIRONMENT.answer(row, "compact")
     only = np.array([[*tokenizer.encode(gold), tokenizer.eos]])
-    _, played = stage_values(only, [outlooks(row, gold, RULES)], tokenizer)
+    _, played = stage_values(only, [prefix_values(row, gold, RULES)], tokenizer)
     line = played[0].tolist()
     assert line == sorted(line) and 3 <= sum(line) <= 8 and line[-1] == 1
     assert " 0.001" in {text for text, held in zip_vocabulary(tokenizer, ".") if held}
@@ -245,7 +254,7 @@ def test_tokens_know_their_stage(tiny_folder: Path) -> None:
 def test_ids_that_the_tokenizer_does_not_know_promise_nothing(tiny_folder: Path) -> None:
     tokenizer = Tokenizer.load(tiny_folder)
     unknown = np.full((1, 4), tokenizer.vocab_size + 7)
-    found, stages = stage_values(unknown, [outlooks(ROW, GOLD, RULES)], tokenizer)
+    found, stages = stage_values(unknown, [prefix_values(ROW, GOLD, RULES)], tokenizer)
     assert not stages.any() and np.isnan(found).all()
 
 
@@ -261,8 +270,8 @@ LEGAL = sorted(legal_moves(START))
 
 def offered(text: str, row: PolicyRow = ROW) -> list[dict[str, float]]:
     """For each place of a list, the worth of each word in it."""
-    (found,) = choices(row, [text], RULES)
-    lines = np.array(found.worths).reshape(found.places, len(found.words))
+    (found,) = move_values(row, [text], RULES)
+    lines = np.array(found.values).reshape(found.places, len(found.words))
     return [dict(zip(found.words, line, strict=True)) for line in lines.tolist()]
 
 
@@ -319,14 +328,14 @@ def test_choices_know_rules_progress_and_judge(
 ) -> None:
     rules, judge = RewardRules(reward_shaping=shaping), Other() if judged else None
     named = ["h2h3", "g1f3", "d2d4", "e2e4", "a2a3"]  # hits and misses of both views
-    (found,) = choices(ROW, [" ".join(["", *named, "E:"])], rules, judge, progress)
-    lines = np.array(found.worths).reshape(6, len(found.words)).tolist()
+    (found,) = move_values(ROW, [" ".join(["", *named, "E:"])], rules, judge, progress)
+    lines = np.array(found.values).reshape(6, len(found.words)).tolist()
     unknown = set(LEGAL) - set(Other.best.moves)
     assert judge is None or judge.asked == unknown, "any move that may come first may be B"
 
     def promised(*moves: str) -> list[float]:
         text = " ".join(["", *moves, "E:"])
-        return [one.worth for one in outlooks(ROW, text, rules, judge, progress)]
+        return [one.value for one in prefix_values(ROW, text, rules, judge, progress)]
 
     illegal = promised("e2e5", "a2a3")[0]
     first = dict(zip(found.words, lines[0], strict=True))
@@ -370,7 +379,7 @@ def test_choices_stand_where_moves_were_drawn(tiny_folder: Path) -> None:
     nothing, done = torch.zeros(6, max(counts)), (True,) * 6
     prompt = Prompt(ROW, (1,), 0)
     answers = Completions(prompt, nothing, nothing, nothing, nothing, ids, counts, done)
-    found = listed_move_values(answers, choices(ROW, texts, RULES), tokenizer)
+    found = listed_move_values(answers, move_values(ROW, texts, RULES), tokenizer)
     assert found is not None
     assert found.tokens == [tokenizer.token(f" {word}") for word in (*LEGAL, "E:")]
     assert found.completions == [0] * 6 + [1] * 6 + [2] * 2 + [3] * 2 + [4]
@@ -388,6 +397,6 @@ def test_moves_spelled_in_characters_and_cut_answers_make_fewer_choices(tiny_fol
     nothing, done = torch.zeros(2, 6), (False, False)
     prompt = Prompt(ROW, (1,), 0)
     answers = Completions(prompt, nothing, nothing, nothing, nothing, ids, [6, 2], done)
-    found = listed_move_values(answers, choices(ROW, texts, RULES), tokenizer)
+    found = listed_move_values(answers, move_values(ROW, texts, RULES), tokenizer)
     assert found is not None
     assert (found.completions, found.positions) == ([1], [1])
