@@ -28,7 +28,9 @@ TRAIN_PRESETS: dict[str, dict[str, Any]] = {
         "kl_type": "forward",
         "adaptive_kl": True,
         "gae": True,
+        "gamma": 0.99,
         "lr": 1e-5,
+        "steps": 1000,
         "max_new_tokens": 144,
     },
     "stable": {"lr": 1e-6, "clip_range": 0.1, "kl_coef": 0.001},
@@ -38,7 +40,8 @@ TRAIN_PRESETS: dict[str, dict[str, Any]] = {
         "kl_coef": 0.01,
         "kl_warmup_steps": 100,
         "kl_warmup_factor": 0.1,
-        "kl_divergence_threshold": 50.0,
+        # not the 50 of where these come from: their unit was another one, and 50 nats per token
+        # are never reached; the guard's own threshold holds
         "reward_warmup_steps": 100,
         "mix_env_ratio": 0.2,
     },
