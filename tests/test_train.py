@@ -15,6 +15,7 @@ from rookworld.evaluation.evaluate import Evaluation
 from rookworld.evaluation.statistics import Estimate
 from rookworld.grpo.decisions import Continue, Ruling
 from rookworld.grpo.guard import Guard
+from rookworld.model.checkpoint import load_checkpoint
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.kernels import cpu_products
 from rookworld.model.tokenizer import Tokenizer
@@ -203,6 +204,15 @@ def test_the_best_checkpoint_is_that_with_the_best_held_out_reward(
     checkpoints = tmp_path / "run" / "checkpoints"
     assert (checkpoints / "best").resolve().name == "step-000002"
     assert (checkpoints / "step-000006").is_dir()
+
+
+def test_a_policy_at_rest_still_teaches_its_value_head(warm_folder: Path, tmp_path: Path) -> None:
+    settings = tiny_settings(warm_folder, tmp_path / "run", steps=2, lr=0.0, gae=True)
+    train(settings, tiny_rows(), no_evaluation)
+    saved = load_checkpoint(tmp_path / "run/checkpoints/step-000002")
+    assert saved.tensors["value.weight"].abs().max() > 1e-4
+    for name, weights in load_model(saved.folder).state_dict().items():
+        assert torch.equal(weights, load_model(warm_folder).state_dict()[name])
 
 
 def of_metrics(**values: float) -> Evaluation:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rookworld.grpo.advantages import RunningMeans, gae
 from rookworld.grpo.loss import LOSSES
@@ -23,11 +23,11 @@ from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.rl import credit, forward, update
 from rookworld.rl.batch import lined, pack, packed
-from rookworld.rl.forward import Learner, Micro
+from rookworld.rl.forward import Learner, Micro, ValueHead
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.self_distill import Distiller
 from rookworld.rl.settings import TrainSettings
-from rookworld.rl.state import new_value_head
+from rookworld.rl.state import make_optimizers
 from rookworld.rl.update import Gradient
 from rookworld.rollout.prompts import Prompts
 from rookworld.rollout.types import Group, ListedMoveValues, Prompt, TokenValues
@@ -46,7 +46,7 @@ def learner(tiny_folder: Path) -> Learner:
     model = load_model(tiny_folder).double()
     reference = copy.deepcopy(model).requires_grad_(False)
     generator = torch.Generator().manual_seed(1)
-    head = new_value_head(model)
+    head = ValueHead(model.config.n_embd)
     with torch.no_grad():
         for parameter in (*reference.parameters(), *head.parameters()):
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
@@ -185,8 +185,10 @@ def plain_pass(
     logp = drawn.gather(-1, group.tokens[i, :length, None])[:, 0]
     policy = learner.model.logits(states).log_softmax(-1)
     kl = (policy.exp() * (policy - learner.reference.logits(reference).log_softmax(-1))).sum(-1)
-    assert isinstance(learner.value_head, nn.Linear)
-    value = learner.value_head(states.detach().float())[:, 0]
+    assert learner.value_head is not None
+    still = states.detach().float()
+    scaled = still / still.norm(dim=-1, keepdim=True)
+    value = (scaled @ learner.value_head.weight.T)[:, 0] + learner.value_head.bias
     return logp, kl, -(drawn.exp() * drawn).sum(-1), value
 
 
@@ -197,7 +199,7 @@ def raw_advantage(
     if not settings.advantages.gae:
         mean = sum(group.rewards) / K
         return torch.full_like(value, group.rewards[i] - mean), value
-    reward = torch.tensor([group.rewards[i]])
+    reward = torch.tensor([group.rewards[i] - sum(group.rewards) / K])
     mask = torch.ones(1, len(value))
     found = gae(
         value[None], reward, mask, settings.advantages.gamma, settings.advantages.gae_lambda
@@ -379,12 +381,59 @@ def test_value_head_never_touches_the_policys_gradient(
 ) -> None:
     settings = settings_of(tmp_path, gae=True)
     monkeypatch.setattr(update, "VALUE_COEF", 1000.0)
-    _, heavy, _ = computed(groups, learner, settings)
+    whole, heavy, _ = computed(groups, learner, settings)
     monkeypatch.setattr(update, "VALUE_COEF", 0.0)
-    _, light, _ = computed(groups, learner, settings)
+    part, light, _ = computed(groups, learner, settings)
+    assert whole.norm == part.norm  # and never has it clipped
     own = len(list(learner.model.parameters()))
     assert all(torch.equal(a, b) for a, b in zip(heavy[:own], light[:own], strict=True))
     assert any(gradient.abs().max() > 0 for gradient in heavy[own:])
+
+
+def paid(groups: Sequence[Group], learner: Learner, settings: TrainSettings) -> dict[str, float]:
+    micros = forward.prepare(groups, learner, settings, eos=0)
+    return credit.set_advantages(micros, learner, settings, RunningMeans(), None, KL_COEF)
+
+
+@pytest.mark.parametrize("baseline", ["group_mean", "rloo"])
+def test_a_value_head_that_knows_nothing_leaves_the_baseline(
+    learner: Learner, groups: list[Group], tmp_path: Path, baseline: str
+) -> None:
+    """All rewards are positive; without a baseline nearly all tokens would be pushed up."""
+    settings = settings_of(tmp_path, gae=True, baseline_type=baseline, gae_lambda=1.0)
+    fresh = replace(learner, value_head=ValueHead(learner.model.config.n_embd))
+    micros = forward.prepare(groups, fresh, settings, eos=0)
+    numbers = credit.set_advantages(micros, fresh, settings, RunningMeans(), None, KL_COEF)
+    for micro in micros:
+        assert micro.advantages is not None
+        first = micro.advantages[:, 0].view(-1, K)
+        torch.testing.assert_close(first.sum(1), torch.zeros(len(first)), atol=1e-5, rtol=0)
+        assert (first > 0).any(1).all() and (first < 0).any(1).all()
+    assert numbers["value/explained_variance"] == 0
+    tokens = torch.cat([m.advantages[m.mask()] for m in micros if m.advantages is not None])
+    assert numbers["advantage/mean"] == pytest.approx(tokens.mean().item(), abs=1e-6)
+
+
+def test_explained_variance_by_hand(learner: Learner, groups: list[Group], tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, gae=True, gamma=0.9)
+    found, wanted = list[Tensor](), list[Tensor]()
+    for group in groups:
+        for i in range(K):
+            values = plain_pass(group, i, learner, settings)[3].detach()
+            last = group.rewards[i] - sum(group.rewards) / K
+            found.append(values)
+            wanted.append(last * 0.9 ** torch.arange(len(values)).flip(0))
+    left, whole = (torch.cat(wanted) - torch.cat(found)).var(), torch.cat(wanted).var()
+    explained = paid(groups, learner, settings)["value/explained_variance"]
+    assert explained == pytest.approx(1 - float(left / whole), abs=1e-5)
+
+
+def test_the_value_head_has_a_rate_of_its_own(learner: Learner, tmp_path: Path) -> None:
+    (adam,) = make_optimizers(learner, settings_of(tmp_path, gae=True, lr=1e-6))
+    policy, head = adam.param_groups
+    assert learner.value_head is not None
+    assert {*map(id, head["params"])} == {*map(id, learner.value_head.parameters())}
+    assert (policy.get("own_lr"), head["own_lr"]) == (None, 1e-3)
 
 
 def test_mask_covers_exactly_the_sampled_ids_end_token_included(

@@ -47,13 +47,34 @@ def set_advantages(
     running: RunningMeans,
     norm: RunningNorm | None,
     kl_coef: float,
-) -> None:
-    """Rewards of all ranks' groups -> advantages of each micro-batch."""
+) -> dict[str, float]:
+    """Rewards of all ranks' groups -> advantages of each micro-batch, and numbers about them."""
     rewards = [answer_rewards(micro, learner, settings, norm, kl_coef) for micro in micros]
-    rules = settings.advantages
+    centred, rules = (
+        centred_rewards(micros, rewards, settings.advantages, running),
+        settings.advantages,
+    )
     if rules.gae:
-        set_gae(micros, rewards, learner, settings, rules)
-        return
+        return set_gae(micros, centred, learner, settings) | mean_advantage(micros)
+    deviation = step_deviation([(values, None) for values in centred])
+    for micro, values, rewarded in zip(micros, centred, rewards, strict=True):
+        if rules.credit != "answer":
+            scaled = by_field(micro, rewarded, values, norm, deviation, rules)
+            if rules.credit == "choices":
+                by_choice(micro, scaled, values, norm, deviation, rules)
+        else:
+            scaled = scaled_advantages(values, deviation, rules).reshape(-1)
+        micro.advantages = sent(scaled.float(), micro.old_logp.device)
+    return mean_advantage(micros)
+
+
+def centred_rewards(
+    micros: Sequence[Micro],
+    rewards: Sequence[Tensor],
+    rules: AdvantageSettings,
+    running: RunningMeans,
+) -> list[Tensor]:
+    """Rewards less their baseline; the running means then take in the step, over all ranks."""
     tasks = [torch.tensor([group.prompt.task for group in micro.groups]) for micro in micros]
     sums = torch.zeros(len(TASKS), 2, dtype=torch.float64)
     for values, kinds in zip(rewards, tasks, strict=True):
@@ -64,15 +85,20 @@ def set_advantages(
         for values, kinds in zip(rewards, tasks, strict=True)
     ]
     running.update(sums)
-    deviation = step_deviation([(values, None) for values in centred])
-    for micro, values, rewarded in zip(micros, centred, rewards, strict=True):
-        if rules.credit != "answer":
-            scaled = by_field(micro, rewarded, values, norm, deviation, rules)
-            if rules.credit == "choices":
-                by_choice(micro, scaled, values, norm, deviation, rules)
-        else:
-            scaled = scaled_advantages(values, deviation, rules).reshape(-1)
-        micro.advantages = sent(scaled.float(), micro.old_logp.device)
+    return centred
+
+
+def mean_advantage(micros: Sequence[Micro]) -> dict[str, float]:
+    """Mean over the step's tokens: far from 0, all tokens are pushed one way."""
+    sums = torch.zeros(2, dtype=torch.float64)
+    for micro in micros:
+        mask, advantages = micro.mask(), micro.advantages
+        assert advantages is not None
+        spread = advantages[:, None] if advantages.dim() == 1 else advantages
+        sums += moments(spread.expand_as(mask), mask)[[0, 2]].cpu()
+    distributed.sum_over_ranks(sums)
+    total, count = sums.tolist()
+    return {"advantage/mean": total / max(1.0, count)}
 
 
 def by_field(
@@ -174,26 +200,28 @@ def step_deviation(parts: Sequence[tuple[Tensor, Tensor | None]]) -> float:
 
 
 def set_gae(
-    micros: Sequence[Micro],
-    rewards: Sequence[Tensor],
-    learner: Learner,
-    settings: TrainSettings,
-    rules: AdvantageSettings,
-) -> None:
-    """Token-level advantages by the value head, scaled over the step."""
+    micros: Sequence[Micro], centred: Sequence[Tensor], learner: Learner, settings: TrainSettings
+) -> dict[str, float]:
+    """Token-level advantages by the value head, scaled over the step; how much the head explains.
+
+    The last token is paid the reward less its baseline: a head that starts at 0 is none.
+    """
     assert learner.value_head is not None
-    raw = []
+    rules = settings.advantages
+    raw, off = list[Tensor](), torch.zeros(2, 3, dtype=torch.float64)
     missing = sharding.missing_passes(learner.model, len(micros))
-    for micro, values in zip(micros, rewards, strict=True):
+    for micro, values in zip(micros, centred, strict=True):
         with torch.no_grad(), passes_in(settings.compute.dtype, micro.old_logp.device):
             hidden = states(micro.pack, learner.model, learner.graphs, micro.products())
-            predicted = learner.value_head(hidden.float()).squeeze(-1)
+            predicted = learner.value_head(hidden)
         grid = micro.pack.grid(predicted.float())
         terminal = values.reshape(-1).to(grid)
-        advantages, micro.returns = gae(
-            grid, terminal, micro.mask(), settings.advantages.gamma, settings.advantages.gae_lambda
-        )
+        mask = micro.mask()
+        advantages, micro.returns = gae(grid, terminal, mask, rules.gamma, rules.gae_lambda)
         raw.append(advantages)
+        # what the reward turned out to be, without the head's own opinion
+        coming, _ = gae(torch.zeros_like(grid), terminal, mask, rules.gamma, 1.0)
+        off += torch.stack([moments(coming - grid, mask), moments(coming, mask)]).cpu()
     with torch.no_grad():
         sharding.idle_passes(learner.model, missing)
     deviation = step_deviation(
@@ -201,6 +229,9 @@ def set_gae(
     )
     for micro, values in zip(micros, raw, strict=True):
         micro.advantages = scaled_tokens(values, micro.mask(), deviation, rules)
+    distributed.sum_over_ranks(off)
+    left, whole = (batch_std(*line) for line in off.tolist())
+    return {"value/explained_variance": 1 - (left / whole) ** 2 if whole > 0 else 0.0}
 
 
 def scaled_tokens(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rookworld.grpo.expected_value import KnownWorths, expected_worth
@@ -52,13 +53,29 @@ class _Packed(NamedTuple):
     weights: Weights
 
 
+class ValueHead(nn.Linear):
+    """Predicts rewards from states of length 1, so that one learning rate suits every model.
+
+    It predicts 0 at first.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 1)
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[rows, width] -> [rows], without a gradient for the states."""
+        return super().forward(F.normalize(hidden.detach().float(), dim=-1)).squeeze(-1)
+
+
 @dataclass
 class Learner:
     """The models a gradient is computed with."""
 
     model: GPT2
     reference: GPT2
-    value_head: nn.Linear | None = None
+    value_head: ValueHead | None = None
     gathered: GPT2 | None = None
     """The policy's whole weights, where `model` has only this rank's share of them."""
     graphs: PassGraphs | None = None

@@ -307,7 +307,10 @@ class TrainSettings(Composed):
         """Rewards, credit and KL go together."""
         k, credit, gae = self.sampling.k_samples, self.advantages.credit, self.advantages.gae
         loss, reward_kl = self.loss.loss, self.kl.kl_type == "k1_reward"
-        require(k >= 2 or gae, f"--k-samples {k}: a group needs at least 2 answers to compare")
+        compared = self.advantages.baseline_type != "ema" or not gae
+        require(
+            k >= 2 or not compared, f"--k-samples {k}: a group needs at least 2 answers to compare"
+        )
         require(
             self.sampling.whole or not (reward_kl or self.kl.kl_collect_cap > 0),
             "--kl-type k1_reward and --kl-collect-cap compare whole distributions; "

@@ -42,7 +42,7 @@ from rookworld.model.optim import muon_of, stepped_by
 from rookworld.model.sampling.sampler import Sampling
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder
-from rookworld.rl.forward import Learner
+from rookworld.rl.forward import Learner, ValueHead
 from rookworld.rl.self_distill import Distiller
 from rookworld.rl.settings import SamplingSettings, TrainSettings
 from rookworld.rollout.prompts import Prompts
@@ -61,6 +61,8 @@ from rookworld.tasks.task import Row
 log = logging.getLogger(__name__)
 
 EVENTS = "events.jsonl"
+VALUE_LR = 1e-3
+"""Rate of the value head."""
 MOMENTS = ("optimizer", "muon")
 """What the moments of AdamW and Muon are called in a checkpoint."""
 
@@ -160,7 +162,9 @@ def new_distiller(
 def new_learner(folder: Path, settings: TrainSettings, device: torch.device) -> Learner:
     """Policy and reference, whole on every rank or shared out over them."""
     model = load_model(folder, device)
-    value_head = new_value_head(model) if settings.advantages.gae else None
+    value_head = None
+    if settings.advantages.gae:
+        value_head = ValueHead(model.config.n_embd).to(device)
     if not settings.compute.shard or distributed.world_size() == 1:
         there = reference_device(settings, device)
         reference = copy.deepcopy(model).to(there).requires_grad_(False)
@@ -176,13 +180,13 @@ def make_optimizers(learner: Learner, settings: TrainSettings) -> list[torch.opt
     lr, decay = settings.optimizer.lr, settings.optimizer.weight_decay
     muon = [muon_of(learner.model.named_parameters(), lr, decay)] if asked else []
     taken = stepped_by(muon)
-    # groups of their own: one group's tensors are all shares or all whole
-    heads = [] if learner.value_head is None else [learner.value_head]
+    own = [p for p in learner.model.parameters() if p.requires_grad and p not in taken]
+    groups: list[dict[str, Any]] = [{"params": own}]
+    if learner.value_head is not None:
+        # a rate of its own: at a policy's 1e-5 the head would not learn within a run
+        groups.append({"params": [*learner.value_head.parameters()], "own_lr": VALUE_LR})
     adam = torch.optim.AdamW(
-        [
-            {"params": [p for p in part.parameters() if p.requires_grad and p not in taken]}
-            for part in (learner.model, *heads)
-        ],
+        groups,
         lr=settings.optimizer.lr,
         betas=(0.9, 0.95),
         eps=settings.optimizer.adam_eps,
@@ -253,14 +257,6 @@ def reference_device(settings: TrainSettings, device: torch.device) -> torch.dev
         log.warning("--ref-device %s is not here; the reference stays on %s", wanted, device)
         return device
     return torch.device(wanted)
-
-
-def new_value_head(model: GPT2) -> nn.Linear:
-    """Predicts nothing at first, so that the first advantages are the rewards themselves."""
-    head = nn.Linear(model.config.n_embd, 1).to(model.device)
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
-    return head
 
 
 def sampling(settings: SamplingSettings, tokenizer: Tokenizer) -> dict[str, Sampling]:

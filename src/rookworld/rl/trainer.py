@@ -148,7 +148,7 @@ def learn(
 ) -> tuple[Metrics, Ruling]:
     """Gradients of the step, judged by the guard, applied if it says so."""
     coefs = coefs_at(state, settings)
-    micros, totals = prepared(state, collected, scratch, settings, coefs.kl)
+    micros, totals, paid = prepared(state, collected, scratch, settings, coefs.kl)
     prepare_distill(state, settings, scratch)
     rewards = reward_metrics(collected)
     rulings: list[Ruling] = []
@@ -180,7 +180,7 @@ def learn(
         follow_reference(state, found.kl, settings)
     clock.mark("update")
     metrics = rewards | update_metrics(state, found, coefs, lr_at(state, settings), settings)
-    metrics |= token_metrics(collected, micros) | clock.metrics()
+    metrics |= paid | token_metrics(collected, micros) | clock.metrics()
     return metrics, together(rulings, left_out(collected, state.step + 1))
 
 
@@ -190,13 +190,13 @@ def prepared(
     scratch: StepScratch,
     settings: TrainSettings,
     kl_coef: float,
-) -> tuple[list[Micro], StepTotals | None]:
-    """Packs with their advantages, and what they are averaged over (None: no group is left)."""
+) -> tuple[list[Micro], StepTotals | None, Metrics]:
+    """Packs with their advantages, what they are averaged over (None: nothing), their numbers."""
     norm = state.norm if settings.rewards.reward_norm else None
     micros = forward.prepare(
         collected.groups, state.learner, settings, state.tokenizer.eos, scratch
     )
-    credit.set_advantages(micros, state.learner, settings, state.running, norm, kl_coef)
+    paid = credit.set_advantages(micros, state.learner, settings, state.running, norm, kl_coef)
     if norm is not None:
         norm.update(all_rewards(collected.groups))
     longest = max(s.max_new_tokens for s in sampling(settings.sampling, state.tokenizer).values())
@@ -206,7 +206,7 @@ def prepared(
             f"--kl-collect-cap {settings.kl.kl_collect_cap} left out every sample of step "
             f"{state.step + 1}; raise it, or lower --lr"
         )
-    return micros, totals
+    return micros, totals, paid
 
 
 def refused(ruling: Ruling) -> bool:
@@ -250,10 +250,11 @@ def apply(state: State, ruling: Ruling, settings: TrainSettings, norm: float) ->
     if not refused(ruling):
         rate = lr_at(state, settings)
         for group in (group for one in state.optimizers for group in one.param_groups):
-            group["lr"] = rate
+            group["lr"] = group.get("own_lr", rate)
         if norm > settings.optimizer.clip_norm:
             factor = settings.optimizer.clip_norm / norm
-            gradients = [sharding.local(p.grad) for p in parameters if p.grad is not None]
+            own = state.learner.model.parameters()
+            gradients = [sharding.local(p.grad) for p in own if p.grad is not None]
             torch._foreach_mul_(gradients, factor)
         for optimizer in state.optimizers:
             optimizer.step()

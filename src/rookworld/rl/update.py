@@ -116,7 +116,8 @@ def gradient(
         torch.stack([ratio.clipped, ratio.tokens, ratio.gap]).double()
     )
     ratio = RatioStats(counts[0], counts[1], distributed.max_over_ranks(ratio.ratio_max), counts[2])
-    norm = sharding.total_norm([p.grad for p in parameters if p.grad is not None])
+    own = learner.model.parameters()  # the value head's norm must not clip the policy's gradient
+    norm = sharding.total_norm([p.grad for p in own if p.grad is not None])
     policy, kl_loss, value, entropy, kl = sums.tolist()
     return Gradient(policy, kl_loss, value, entropy, kl, ratio, float(norm), float(distill_loss))
 
@@ -208,6 +209,6 @@ def terms(
     entropy = losses.entropy_loss(packed.grid(stats.entropy), mask, totals)
     value = torch.zeros((), device=hidden.device)
     if learner.value_head is not None and micro.returns is not None:
-        predicted = learner.value_head(hidden.detach().float()).squeeze(-1)
+        predicted = learner.value_head(hidden)
         value = losses.value_loss(packed.grid(predicted), micro.returns, mask, totals)
     return [policy, kl, value, entropy, exact], losses.ratio_stats(batch, held_back)
