@@ -24,8 +24,9 @@ from rookworld.data.sources import load_rows
 from rookworld.model.precision import passes_in
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder
-from rookworld.rl import overlap, trainer
-from rookworld.rl.forward import Learner, Micro, states, stats_of
+from rookworld.rl import credit, overlap
+from rookworld.rl.forward import Micro, states, stats_of
+from rookworld.rl.models import Learner
 from rookworld.rl.self_distill import prompt_images, token_permutations
 from rookworld.rl.settings import TrainSettings
 from rookworld.rollout.collector import Collector
@@ -44,11 +45,11 @@ def main(argv: Sequence[str]) -> int:
     if arm not in ARMS:
         raise SystemExit(f"{arm}: not one of {', '.join(ARMS)}, sides")
     if arm == "distill":
-        trainer.credit.set_advantages = pay_nothing  # type: ignore[attr-defined]
+        credit.set_advantages = pay_nothing  # type: ignore[assignment]
     if arm == "labels":
         flags += ["--credit", "answer"]
         Collector.sample = true_completions  # type: ignore[method-assign]
-        trainer.credit.set_advantages = pay_alike  # type: ignore[attr-defined]
+        credit.set_advantages = pay_alike  # type: ignore[assignment]
         overlap.may_tape = lambda *_: False
     if arm in ("reward", "labels"):
         flags += ["--distill-coef", "0"]

@@ -29,7 +29,7 @@ from rookworld.rl.overlap import collect_groups
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import State, new_state, sampling
-from rookworld.rl.trainer import learn
+from rookworld.rl.step import learn
 from rookworld.rollout.types import Group
 from rookworld.runtime.distributed import start
 from rookworld.tasks.scorer import judge_answer

@@ -18,19 +18,15 @@ from rookworld.cli.training_display import Recorder
 from rookworld.evaluation import evaluate
 from rookworld.grpo import loss as losses
 from rookworld.model.weights import load_model
-from rookworld.rl import credit, forward, overlap, state, update
-from rookworld.rl.forward import Learner
+from rookworld.rl import credit, forward, models, overlap, state, update
 from rookworld.rl.metrics import Clock
+from rookworld.rl.models import Learner, reference_device
 from rookworld.rl.overlap import collect_groups, may_look_ahead, scoring_workers
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
-from rookworld.rl.state import (
-    State,
-    new_state,
-    reference_device,
-    sampling,
-)
-from rookworld.rl.trainer import lr_at, train
+from rookworld.rl.state import State, new_state, sampling
+from rookworld.rl.step import lr_at
+from rookworld.rl.trainer import train
 from rookworld.runtime import distributed
 from rookworld.runtime.config import flat_fields
 from rookworld.runtime.errors import ConfigError
@@ -379,7 +375,7 @@ def test_passes_are_recorded_only_where_that_is_possible_and_asked_for(
         new_state(read_settings(args, "rookworld train"), tiny_rows(), torch.device(device))
         assert (learner.graphs is not None, learner.ref_graphs is not None) == (records, records)
     learner = Learner(model, copy.deepcopy(model).to("meta"))
-    state.record_passes(learner)
+    models.record_passes(learner)
     assert learner.ref_graphs is None, "another device runs its passes as they are"
 
 

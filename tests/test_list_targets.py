@@ -20,6 +20,7 @@ from rookworld.grpo.list_targets import (
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.rl import self_distill
 from rookworld.rl.batch import packed
+from rookworld.rl.models import new_learner
 from rookworld.rl.self_distill import (
     LISTS,
     POWER,
@@ -32,7 +33,7 @@ from rookworld.rl.self_distill import (
     token_permutations,
 )
 from rookworld.rl.settings import TrainSettings
-from rookworld.rl.state import fits, new_learner, new_state
+from rookworld.rl.state import fits, new_state
 from rookworld.rl.trainer import train
 from rookworld.rollout.prompts import Prompts
 from rookworld.rollout.types import Prompt

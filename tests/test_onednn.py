@@ -16,7 +16,8 @@ from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.kernels import cpu_products
 from rookworld.rl import forward
 from rookworld.rl.batch import Pack, packed
-from rookworld.rl.forward import Learner, reference_pass
+from rookworld.rl.forward import reference_pass
+from rookworld.rl.models import Learner
 from rookworld.rl.settings import TrainSettings
 
 CPU = torch.device("cpu")
@@ -105,7 +106,7 @@ def settings_in(dtype: str) -> TrainSettings:
 def unpacked(line: Pack, learner: Learner, dtype: str) -> Tensor:
     """What the module itself says."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forward.Learner, "packed_reference", lambda *_: None)
+        patch.setattr(Learner, "packed_reference", lambda *_: None)
         return reference_pass(line, learner, settings_in(dtype))
 
 

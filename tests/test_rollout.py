@@ -21,7 +21,8 @@ from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.rl import forward
 from rookworld.rl.batch import laid, micro_packs, pack
-from rookworld.rl.forward import Learner, prepare, reference_ahead
+from rookworld.rl.forward import prepare, reference_ahead
+from rookworld.rl.models import Learner
 from rookworld.rl.scratch import StepScratch
 from rookworld.rollout.collector import Collector, collect
 from rookworld.rollout.prompts import Prompts, prompt_text

@@ -16,7 +16,7 @@ from rookworld.grpo.list_targets import sample_without_replacement
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.rl import self_distill as module
 from rookworld.rl.batch import DistillBatch
-from rookworld.rl.forward import Learner
+from rookworld.rl.models import Learner, new_learner
 from rookworld.rl.self_distill import (
     POWER,
     SIDES,
@@ -25,7 +25,7 @@ from rookworld.rl.self_distill import (
     token_permutations,
 )
 from rookworld.rl.settings import TrainSettings
-from rookworld.rl.state import new_learner, new_state
+from rookworld.rl.state import new_state
 from rookworld.rollout.types import Prompt
 from rookworld.runtime import distributed
 from rookworld.runtime.errors import DataError

@@ -23,8 +23,8 @@ from rookworld.cli.train import read_settings
 from rookworld.evaluation.evaluate import HeldOut
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.weights import load_model
+from rookworld.rl.run_log import Hooks
 from rookworld.rl.settings import TrainSettings
-from rookworld.rl.trainer import Hooks
 from rookworld.rl.trainer import train as native_train
 from rookworld.runtime.atomic_files import write_json
 from rookworld.runtime.errors import ConfigError, DataError, Diverged, RookworldError

@@ -21,13 +21,13 @@ from rookworld.model.kernels import cuda_graphs
 from rookworld.model.kernels.cuda_graphs import PassGraphs
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
-from rookworld.rl import credit, forward, update
+from rookworld.rl import credit, forward, models, update
 from rookworld.rl.batch import lined, pack, packed
-from rookworld.rl.forward import Learner, Micro
+from rookworld.rl.forward import Micro
+from rookworld.rl.models import Learner, new_value_head
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.self_distill import Distiller
 from rookworld.rl.settings import TrainSettings
-from rookworld.rl.state import new_value_head
 from rookworld.rl.update import Gradient
 from rookworld.rollout.prompts import Prompts
 from rookworld.rollout.types import Group, ListedMoveValues, Prompt, TokenValues
@@ -474,8 +474,8 @@ def test_large_vocabularies_are_scored_in_chunks_with_the_same_gradient(
 ) -> None:
     settings = settings_of(tmp_path)
     _, expected, _ = computed(groups, learner, settings)
-    monkeypatch.setattr(forward, "CHUNK_VOCABULARY", 1)
-    monkeypatch.setattr(forward, "CHUNK_ROWS", 7)
+    monkeypatch.setattr(models, "CHUNK_VOCABULARY", 1)
+    monkeypatch.setattr(models, "CHUNK_ROWS", 7)
     _, found, _ = computed(groups, learner, settings)
     assert relative(found, expected) < 1e-6
 

@@ -18,17 +18,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rookworld.model.checkpoint import (
-    load_checkpoint,
-    newest_checkpoint,
-    optimizer_tensors,
-    prune,
-    refuse_another_kind,
-    restore_optimizer,
-    save_checkpoint,
-)
+from rookworld.grpo.schedule import lr_multiplier
+from rookworld.model import sharding
+from rookworld.model.checkpoint import optimizer_tensors, restore_optimizers
 from rookworld.model.gpt2 import GPT2, GPT2Config
-from rookworld.model.optim import muon_of, stepped_by
+from rookworld.model.lifecycle import (
+    begin_run,
+    due,
+    finish_run,
+    resumable,
+    resume_run,
+    save_run,
+)
+from rookworld.model.optim import build_optimizers
 from rookworld.model.precision import passes_in
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
@@ -38,8 +40,6 @@ from rookworld.pretrain.dataset import Packed
 from rookworld.pretrain.settings import PretrainSettings
 from rookworld.rollout.symmetry import Symmetry
 from rookworld.runtime import distributed
-from rookworld.runtime.atomic_files import write_json
-from rookworld.runtime.config import resolved
 from rookworld.runtime.errors import ConfigError, Diverged
 from rookworld.runtime.processes import Interrupted, interruptible
 from rookworld.runtime.run_folder import Run, origin
@@ -47,6 +47,8 @@ from rookworld.runtime.run_folder import Run, origin
 Say = Callable[[str], None]
 OnStep = Callable[[int, dict[str, float]], None]
 SHAPE = ("n_layer", "n_embd", "n_head", "n_positions")
+MOMENTS = ("optimizer0", "optimizer1")
+"""What the moments of AdamW and Muon are called in a checkpoint."""
 MAX_SKIPPED = 50
 """Updates without finite gradients after which there is nothing to wait for."""
 
@@ -75,7 +77,8 @@ def pretrain(
     state = new_state(settings, tokenizer, device)
     settings = as_started(settings, state.model, tokenizer)
     run = Run(settings.out)
-    resume(state, run, settings, say)
+    if not resume(state, run, settings, say):
+        begin_run(run, settings, origin(settings.seed), say)
     loaded = place(sources, settings, device)
     symmetries = symmetry_tables(tokenizer, settings, device)
     if settings.repeat_weight and tokenizer.style != "compact":
@@ -106,11 +109,7 @@ def pretrain(
                 began = time.perf_counter()
             if stopping:
                 raise Interrupted(f"stopped after step {state.step}; --resume goes on from there")
-    return finish(run, state)
-
-
-def due(step: int, every: int, last: int) -> bool:
-    return step == last or (every > 0 and step % every == 0)
+    return finish_run(run, state.model, state.tokenizer, state.step)
 
 
 def new_state(settings: PretrainSettings, tokenizer: Tokenizer, device: torch.device) -> State:
@@ -152,22 +151,20 @@ def as_started(settings: PretrainSettings, model: GPT2, tokenizer: Tokenizer) ->
 
 
 def make_optimizers(model: GPT2, settings: PretrainSettings) -> list[torch.optim.Optimizer]:
-    """AdamW, and Muon for block matrices if it is asked for."""
-    asked = settings.optimizer == "muon"
-    lr, decay = settings.lr, settings.weight_decay
-    muon = [muon_of(model.named_parameters(), lr, decay)] if asked else []
-    taken = stepped_by(muon)
-    rest = [weight for weight in model.parameters() if weight not in taken]
-    adam = torch.optim.AdamW(
+    """Biases and gains do not decay."""
+    weights = list(model.parameters())
+    return build_optimizers(
+        model.named_parameters(),
         [
-            {"params": [w for w in rest if w.ndim == 2], "weight_decay": settings.weight_decay},
-            {"params": [w for w in rest if w.ndim < 2], "weight_decay": 0.0},
+            {"params": [w for w in weights if w.ndim == 2]},
+            {"params": [w for w in weights if w.ndim < 2], "weight_decay": 0.0},
         ],
-        lr=settings.lr_other,
-        betas=(0.9, 0.95),
+        muon=settings.optimizer == "muon",
+        lr=settings.lr,
+        adam_lr=settings.lr_other,
+        weight_decay=settings.weight_decay,
         fused=model.device.type == "cuda",
     )
-    return [adam, *muon]
 
 
 def set_rates(state: State, settings: PretrainSettings) -> None:
@@ -179,11 +176,8 @@ def set_rates(state: State, settings: PretrainSettings) -> None:
 
 
 def rate_factor(step: int, settings: PretrainSettings) -> float:
-    if step < settings.lr_warmup_steps:
-        return (step + 1) / settings.lr_warmup_steps
-    left = max(1, settings.steps - settings.lr_warmup_steps)
-    turned = 0.5 * (1 + math.cos(math.pi * (step - settings.lr_warmup_steps) / left))
-    return settings.lr_final + (1 - settings.lr_final) * turned
+    warm, final = settings.lr_warmup_steps, settings.lr_final
+    return lr_multiplier("cosine", step, settings.steps, warm, final)
 
 
 def compiled(model: GPT2, settings: PretrainSettings, device: torch.device) -> GPT2:
@@ -337,46 +331,17 @@ def record(run: Run, state: State, evaluate: Callable[[GPT2, Tokenizer], dict[st
 
 
 def save(run: Run, state: State, settings: PretrainSettings) -> None:
-    if distributed.rank() == 0:
-        tensors: dict[str, Tensor] = {}
-        for number, optimizer in enumerate(state.optimizers):
-            tensors |= optimizer_tensors(optimizer, f"optimizer{number}")
-        folder = run.folder / "checkpoints" / f"step-{state.step:06d}"
-        save_checkpoint(folder, state.model, state.tokenizer, tensors, {"step": state.step})
-        prune(run.folder, settings.keep)
-    distributed.barrier()
+    tensors, plain = optimizer_tensors(state.optimizers, MOMENTS), {"step": state.step}
+    save_run(run, state.model, state.tokenizer, tensors, plain, keep=settings.keep)
 
 
-def resume(state: State, run: Run, settings: PretrainSettings, say: Say) -> None:
-    """Go on from the newest whole checkpoint, or write down how this run begins."""
-    newest = newest_checkpoint(run.folder, say) if settings.resume else None
-    if newest is None:
-        if distributed.rank() == 0:
-            run.clear(say)
-            write_json(run.folder / "config.json", resolved(settings))
-            write_json(run.folder / "origin.json", origin(settings.seed))
-        return
-    checkpoint = load_checkpoint(newest)
-    refuse_another_kind(checkpoint, "pretrain", state.model)
-    saved = load_model(str(newest), state.model.device)
-    with torch.no_grad():
-        for mine, theirs in zip(state.model.parameters(), saved.parameters(), strict=True):
-            mine.copy_(theirs)
-    for number, optimizer in enumerate(state.optimizers):
-        restore_optimizer(optimizer, checkpoint.tensors, f"optimizer{number}")
-    state.step = checkpoint.step
-    if distributed.rank() == 0:
-        run.cut_back(state.step)
-        write_json(run.folder / "config.json", resolved(settings))
-        if state.step < settings.steps:
-            (run.folder / "DONE").unlink(missing_ok=True)
-    say(f"resumed from {newest}")
-
-
-def finish(run: Run, state: State) -> Path:
-    final = run.folder / "final"
-    if distributed.rank() == 0:
-        save_checkpoint(final, state.model, state.tokenizer, {}, {"step": state.step})
-        run.finish()
-    distributed.barrier()
-    return final
+def resume(state: State, run: Run, settings: PretrainSettings, say: Say) -> bool:
+    """Go on from the newest whole checkpoint; whether there was one."""
+    found = resumable(run, "pretrain", state.model, say) if settings.resume else None
+    if found is None:
+        return False
+    sharding.copy_weights(load_model(found.folder), state.model)
+    restore_optimizers(state.optimizers, found.tensors, MOMENTS)
+    state.step = found.step
+    resume_run(run, settings, found, settings.steps, say)
+    return True

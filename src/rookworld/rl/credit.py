@@ -33,7 +33,8 @@ from rookworld.grpo.settings import AdvantageSettings
 from rookworld.model import sharding
 from rookworld.model.precision import passes_in
 from rookworld.rl.batch import laid, sent
-from rookworld.rl.forward import Learner, Micro, reference_logp, states
+from rookworld.rl.forward import Micro, reference_logp, states
+from rookworld.rl.models import Learner
 from rookworld.rl.settings import TrainSettings
 from rookworld.runtime import distributed
 from rookworld.tasks.registry import TASKS

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rookworld.grpo.expected_value import KnownWorths, expected_worth
 from rookworld.grpo.kl import EXACT, Draw, TokenStats, k3, token_stats
 from rookworld.model import sharding
 from rookworld.model.activation_reuse import Tape
 from rookworld.model.gpt2 import GPT2
-from rookworld.model.kernels import cpu_products
 from rookworld.model.kernels.cuda_graphs import PassGraphs
 from rookworld.model.precision import matrices_in, passes_in
 from rookworld.model.products import Products
 from rookworld.model.sampling import decoder
-from rookworld.model.sampling.decoder import Weights
 from rookworld.rl.batch import (
     Answered,
     Pack,
@@ -34,79 +31,11 @@ from rookworld.rl.batch import (
     shared_prefix,
     together_on,
 )
+from rookworld.rl.models import Learner
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
 from rookworld.rollout.types import Completions, Group
 from rookworld.tasks.registry import TASKS
-
-CHUNK_VOCABULARY = 8_192
-"""Vocabularies from this size on have their scores computed in chunks of rows."""
-CHUNK_ROWS = 512
-"""Six tensors of so many rows live at once: 0.6 GB with GPT-2's vocabulary."""
-
-
-class _Packed(NamedTuple):
-    """Weights, what they were packed in, and how often each had been changed before."""
-
-    state: tuple[torch.dtype, list[int]]
-    weights: Weights
-
-
-@dataclass
-class Learner:
-    """The models a gradient is computed with."""
-
-    model: GPT2
-    reference: GPT2
-    value_head: nn.Linear | None = None
-    gathered: GPT2 | None = None
-    """The policy's whole weights, where `model` has only this rank's share of them."""
-    graphs: PassGraphs | None = None
-    """The policy's recorded passes, where they may be recorded."""
-    ref_graphs: PassGraphs | None = None
-    packed: _Packed | None = None
-    """The reference as `packed_reference` made it last."""
-
-    @property
-    def whole(self) -> GPT2:
-        """The policy to sample from, to evaluate and to save."""
-        return self.model if self.gathered is None else self.gathered
-
-    def refresh(self) -> None:
-        """Let `whole` follow an update."""
-        if self.gathered is not None:
-            sharding.gather(self.model, self.gathered)
-
-    @property
-    def one_model(self) -> bool:
-        """Whether policy and reference are still the same; says no at the first difference."""
-        pairs = zip(self.model.parameters(), self.reference.parameters(), strict=True)
-        return all(torch.equal(mine, its.to(mine.device)) for mine, its in pairs)
-
-    def packed_reference(self, dtype: torch.dtype) -> Weights | None:
-        """The reference as a CPU multiplies it fastest, packed anew whenever it has changed.
-
-        None elsewhere, and while it is the policy: both must make the same pass for KL to be 0.
-        """
-        reference = self.reference
-        plain = self.gathered is None and self.ref_graphs is None
-        plain = plain and reference.wte.weight.dtype is torch.float32
-        if not (plain and cpu_products.multiplies(reference.device, dtype)) or self.one_model:
-            return None
-        state = dtype, [parameter._version for parameter in reference.parameters()]
-        if self.packed is None or self.packed.state != state:
-            self.packed = _Packed(state, Weights(reference, dtype))
-            # in bf16 it must round between a product and its gelu, as the policy's pass does
-            self.packed.weights.listen(False, gelu_apart=dtype is not torch.float32)
-        return self.packed.weights
-
-    def parameters(self) -> list[nn.Parameter]:
-        own = [p for p in self.model.parameters() if p.requires_grad]
-        return own if self.value_head is None else [*own, *self.value_head.parameters()]
-
-    @property
-    def chunk(self) -> int:
-        return CHUNK_ROWS if self.model.config.vocab_size >= CHUNK_VOCABULARY else 0
 
 
 @dataclass

@@ -38,7 +38,8 @@ from rookworld.model.sampling.decode_batch import rounded_up
 from rookworld.model.sampling.sampler import ROWS_AT_ONCE, Sampling, sample
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.rl.batch import DistillBatch, Pack, lined, packed, sent, together_on
-from rookworld.rl.forward import Learner, states
+from rookworld.rl.forward import states
+from rookworld.rl.models import Learner
 from rookworld.rl.settings import TrainSettings
 from rookworld.rollout.prompts import prompt_text, shuffled
 from rookworld.rollout.symmetry import (

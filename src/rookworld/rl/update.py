@@ -20,7 +20,8 @@ from rookworld.grpo.loss import Batch, RatioStats, StepTotals
 from rookworld.model import sharding
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.precision import passes_in
-from rookworld.rl.forward import Learner, Micro, chosen_worths, states, stats_of
+from rookworld.rl.forward import Micro, chosen_worths, states, stats_of
+from rookworld.rl.models import Learner
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
 from rookworld.runtime import distributed
