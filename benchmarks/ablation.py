@@ -25,7 +25,7 @@ from rookworld.model.precision import passes_in
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder
 from rookworld.rl import credit, overlap
-from rookworld.rl.forward import Micro, states, stats_of
+from rookworld.rl.forward import MicroBatch, policy_stats, states
 from rookworld.rl.models import Learner
 from rookworld.rl.self_distill import prompt_images, token_permutations
 from rookworld.rl.settings import TrainSettings
@@ -59,19 +59,21 @@ def main(argv: Sequence[str]) -> int:
 # --- the arms -----------------------------------------------------------------------------------
 
 
-def pay_nothing(micros: Sequence[Micro], *_: Any) -> None:
+def pay_nothing(micros: Sequence[MicroBatch], *_: Any) -> None:
     """No token is paid: the KL and self-distillation are all that is left."""
     for micro in micros:
-        micro.advantages = torch.zeros_like(micro.pack.grid(micro.old_logp))
+        micro.advantages = torch.zeros_like(micro.batch.grid(micro.old_logp))
 
 
-def pay_alike(micros: Sequence[Micro], learner: Learner, settings: TrainSettings, *_: Any) -> None:
+def pay_alike(
+    micros: Sequence[MicroBatch], learner: Learner, settings: TrainSettings, *_: Any
+) -> None:
     """Every token of the true answer is paid 1, at ratio 1: the gradient of cross-entropy."""
     for micro in micros:
         with torch.no_grad(), passes_in(settings.compute.dtype, learner.model.device):
-            hidden = states(micro.pack, learner.model, None, None)
-            micro.old_logp = stats_of(micro, hidden, learner, settings).logp.float()
-        micro.advantages = torch.ones_like(micro.pack.grid(micro.old_logp))
+            hidden = states(micro.batch, learner.model, None, None)
+            micro.old_logp = policy_stats(micro, hidden, learner, settings).logp.float()
+        micro.advantages = torch.ones_like(micro.batch.grid(micro.old_logp))
 
 
 def true_completions(self: Collector, prompts: Sequence[Prompt], step: int) -> list[Completions]:

@@ -87,8 +87,8 @@ def measured_alone(
     prompts = [group.prompt.ids for group in groups]
     micros = forward.prepare(groups, state.learner, settings, state.tokenizer.eos)
     for micro in micros:
-        micro.advantages = torch.zeros(micro.pack.count, device=micro.old_logp.device)
-    totals = update.totals_of(micros, drawn.max_new_tokens)
+        micro.advantages = torch.zeros(micro.batch.count, device=micro.old_logp.device)
+    totals = update.step_totals(micros, drawn.max_new_tokens)
     assert totals is not None, "a step without tokens"
 
     dtype = matrices_in(settings.compute.dtype, state.learner.model.device)

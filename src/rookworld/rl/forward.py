@@ -1,7 +1,7 @@
-"""The forward passes of a step: groups packed, and what policy and reference say of them.
+"""The forward passes of a step: micro-batches, and the log-probabilities of policy and reference.
 
 Laws: every prompt is computed once (shared prefix); logits exist only where a token was sampled;
-what a pass finds does not depend on how the step was cut into packs.
+what a pass finds does not depend on how the step was cut into batches.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from rookworld.model.products import Products
 from rookworld.model.sampling import decoder
 from rookworld.rl.batch import (
     Answered,
-    Pack,
-    laid,
-    micro_packs,
-    pack,
-    sent,
+    SharedPrefixBatch,
+    pad_multiple,
+    pad_stack,
     shared_prefix,
-    together_on,
+    shared_prefix_batch,
+    split_to_budget,
+    to_device,
 )
 from rookworld.rl.models import Learner
 from rookworld.rl.scratch import StepScratch
@@ -39,10 +39,10 @@ from rookworld.tasks.registry import TASKS
 
 
 @dataclass
-class Micro:
-    """One pack with everything the loss needs beside the policy's own pass."""
+class MicroBatch:
+    """One batch with everything the loss needs beside the policy's own pass."""
 
-    pack: Pack
+    batch: SharedPrefixBatch
     groups: list[Group]
     draw: Draw
     old_logp: Tensor
@@ -61,25 +61,25 @@ class Micro:
 
     @property
     def ref_hidden(self) -> Tensor:
-        """[rows, width] the reference's states; put together when asked for, a pack at a time."""
+        """[rows, width] the reference's states; put together when asked for, a batch at a time."""
         return torch.cat(list(self.ref_parts)) if len(self.ref_parts) > 1 else self.ref_parts[0]
 
     def products(self) -> list[Products] | None:
-        """The tape in the order of the pass; made when asked for, a pack at a time."""
-        if self.tape is None or self.pack.tail == 0:
+        """The tape in the order of the pass; made when asked for, a batch at a time."""
+        if self.tape is None or self.batch.tail == 0:
             return None
-        line = (self.pack.head, self.pack.tail, self.pack.sources)
-        return self.tape.play(keys_of(self.groups), *line)
+        line = (self.batch.head, self.batch.tail, self.batch.sources)
+        return self.tape.play(prompt_keys(self.groups), *line)
 
     def mask(self) -> Tensor:
         """[answers, tokens] true on the sampled tokens that count."""
-        sampled = self.pack.grid(torch.ones_like(self.old_logp)).bool()
+        sampled = self.batch.grid(torch.ones_like(self.old_logp)).bool()
         return sampled if self.kept is None else sampled & self.kept[:, None]
 
     def counts(self) -> tuple[int, int]:
         """Tokens and answers that count; asks the device only under a KL cap."""
         if self.kept is None:
-            return len(self.pack.targets), self.pack.count
+            return len(self.batch.targets), self.batch.count
         return int(self.mask().sum()), int(self.kept.sum())
 
 
@@ -89,19 +89,21 @@ def prepare(
     settings: TrainSettings,
     eos: int,
     scratch: StepScratch | None = None,
-) -> list[Micro]:
-    """Packs of this rank's groups, with the reference's states; takes all out of `scratch`."""
+) -> list[MicroBatch]:
+    """Batches of this rank's groups, with the reference's states; takes all out of `scratch`."""
     scratch = scratch or StepScratch()
     micros = []
-    multiple = together_on(learner.model.device)
-    packs = micro_packs(groups, settings.compute.micro_tokens, multiple)
-    missing = sharding.missing_passes(learner.reference, len(packs))
-    for chosen in packs:
-        packed = scratch.batches.get(keys_of(chosen)) or pack(chosen, eos, multiple)
-        recorded = laid([group.logp for group in chosen], packed.width, 0.0).flatten(0, 1)
-        old = recorded[packed.sequences, packed.places]
-        seen = reference_states(chosen, packed, learner, settings, scratch)
-        micro = Micro(packed, chosen, draw_of(packed, chosen, settings), old, seen)
+    multiple = pad_multiple(learner.model.device)
+    batches = split_to_budget(groups, settings.compute.micro_tokens, multiple)
+    missing = sharding.missing_passes(learner.reference, len(batches))
+    for chosen in batches:
+        batch = scratch.batches.get(prompt_keys(chosen)) or shared_prefix_batch(
+            chosen, eos, multiple
+        )
+        recorded = pad_stack([group.logp for group in chosen], batch.width, 0.0).flatten(0, 1)
+        old = recorded[batch.sequences, batch.places]
+        seen = reference_states(chosen, batch, learner, settings, scratch)
+        micro = MicroBatch(batch, chosen, sampling_draw(batch, chosen, settings), old, seen)
         if settings.kl.kl_collect_cap > 0:
             micro.kept = within_cap(micro, learner, settings)
         micro.tape = scratch.tape
@@ -113,15 +115,15 @@ def prepare(
 
 def reference_states(
     groups: Sequence[Group],
-    packed: Pack,
+    batch: SharedPrefixBatch,
     learner: Learner,
     settings: TrainSettings,
     scratch: StepScratch,
 ) -> list[Tensor]:
     """The reference's states: computed while answers were scored, or else now."""
-    if all(key in scratch.ref_hidden for key in keys_of(groups)):
-        return [scratch.ref_hidden.pop(key) for key in keys_of(groups)]
-    return [reference_pass(packed, learner, settings)]
+    if all(key in scratch.ref_hidden for key in prompt_keys(groups)):
+        return [scratch.ref_hidden.pop(key) for key in prompt_keys(groups)]
+    return [reference_pass(batch, learner, settings)]
 
 
 def reference_ahead(
@@ -132,22 +134,24 @@ def reference_ahead(
     answers: Sequence[Completions],
 ) -> None:
     """Compute the reference's states of answers before they are scored."""
-    multiple = together_on(learner.model.device)
-    chosen = micro_packs(answers, settings.compute.micro_tokens, multiple)
-    # all packs first: making one waits for the device
-    packs = [pack(part, eos, multiple) for part in chosen]
-    for part, packed in zip(chosen, packs, strict=True):
-        states = reference_pass(packed, learner, settings)
+    multiple = pad_multiple(learner.model.device)
+    chosen = split_to_budget(answers, settings.compute.micro_tokens, multiple)
+    # all batches first: making one waits for the device
+    batches = [shared_prefix_batch(part, eos, multiple) for part in chosen]
+    for part, batch in zip(chosen, batches, strict=True):
+        states = reference_pass(batch, learner, settings)
         found = torch.split(states, [sum(one.counts) for one in part])
-        scratch.batches[keys_of(part)] = packed
-        scratch.ref_hidden |= dict(zip(keys_of(part), found, strict=True))
+        scratch.batches[prompt_keys(part)] = batch
+        scratch.ref_hidden |= dict(zip(prompt_keys(part), found, strict=True))
 
 
-def keys_of(groups: Sequence[Answered]) -> tuple[int, ...]:
+def prompt_keys(groups: Sequence[Answered]) -> tuple[int, ...]:
     return tuple(group.prompt.key for group in groups)
 
 
-def draw_of(packed: Pack, groups: Sequence[Group], settings: TrainSettings) -> Draw:
+def sampling_draw(
+    batch: SharedPrefixBatch, groups: Sequence[Group], settings: TrainSettings
+) -> Draw:
     """The distribution each row was sampled from; plain numbers where all tasks share them."""
     by_task = [settings.sampling.of_task(letter) for letter in TASKS]
     used = {by_task[group.prompt.task] for group in groups}
@@ -156,49 +160,51 @@ def draw_of(packed: Pack, groups: Sequence[Group], settings: TrainSettings) -> D
         return Draw(temperature=temperature, top_k=settings.sampling.top_k, top_p=top_p)
     k = len(groups[0].lengths)
     rules = torch.tensor([by_task[group.prompt.task] for group in groups])
-    table = sent(rules, packed.ids.device)[packed.sequences // k]
+    table = to_device(rules, batch.ids.device)[batch.sequences // k]
     return Draw(temperature=table[:, 0], top_k=settings.sampling.top_k, top_p=table[:, 1])
 
 
 def states(
-    packed: Pack,
+    batch: SharedPrefixBatch,
     model: GPT2,
     graphs: PassGraphs | None = None,
     known: Sequence[Products] | None = None,
 ) -> Tensor:
     """[rows, width] the hidden state that predicts each sampled token."""
-    if graphs is None or not graphs.suit(packed.ids.shape[1]):
-        hidden: Tensor = model(packed.ids, packed.positions, packed.attend, packed.sources, known)
+    if graphs is None or not graphs.suit(batch.ids.shape[1]):
+        hidden: Tensor = model(batch.ids, batch.positions, batch.attend, batch.sources, known)
         return hidden
-    size = (packed.head, packed.answers, packed.tail)
+    size = (batch.head, batch.answers, batch.tail)
 
     def run(model: GPT2, x: Tensor, heads: Tensor, sources: Tensor) -> Tensor:
         return model.through_blocks(x, shared_prefix(heads, *size), sources)
 
-    x = model.embed(packed.ids, packed.positions)
+    x = model.embed(batch.ids, batch.positions)
     # a size must not depend on where answers ended
-    most = packed.count * packed.width
-    return graphs(size, run, x, packed.heads, packed.sources, most)
+    most = batch.count * batch.width
+    return graphs(size, run, x, batch.heads, batch.sources, most)
 
 
 @torch.no_grad()
-def reference_pass(packed: Pack, learner: Learner, settings: TrainSettings) -> Tensor:
+def reference_pass(batch: SharedPrefixBatch, learner: Learner, settings: TrainSettings) -> Tensor:
     """The reference's states for each sampled token, wherever the reference lives."""
     reference = learner.reference
-    packed = packed.to(reference.device)
+    batch = batch.to(reference.device)
     ready = learner.packed_reference(matrices_in(settings.compute.dtype, reference.device))
     if ready is not None:
-        return decoder.states(ready, packed.ids, packed.positions, packed.attend, packed.sources)
+        return decoder.states(ready, batch.ids, batch.positions, batch.attend, batch.sources)
     with passes_in(settings.compute.dtype, reference.device):
-        return states(packed, reference, learner.ref_graphs)
+        return states(batch, reference, learner.ref_graphs)
 
 
-def stats_of(micro: Micro, hidden: Tensor, learner: Learner, settings: TrainSettings) -> TokenStats:
+def policy_stats(
+    micro: MicroBatch, hidden: Tensor, learner: Learner, settings: TrainSettings
+) -> TokenStats:
     kind = settings.kl.kl_type if settings.kl.kl_type in EXACT else "forward"
     return token_stats(
         hidden,
         learner.model.lm_head.weight,
-        micro.pack.targets,
+        micro.batch.targets,
         draw=micro.draw,
         ref_hidden=micro.ref_hidden,
         ref_head=learner.reference.lm_head.weight,
@@ -207,7 +213,7 @@ def stats_of(micro: Micro, hidden: Tensor, learner: Learner, settings: TrainSett
     )
 
 
-def chosen_worths(micro: Micro, hidden: Tensor, learner: Learner) -> Tensor | None:
+def expected_values(micro: MicroBatch, hidden: Tensor, learner: Learner) -> Tensor | None:
     """[rows] what a row's choice is worth on average, 0 where a row learns from what it drew."""
     choices = micro.choices
     if choices is None:
@@ -217,7 +223,7 @@ def chosen_worths(micro: Micro, hidden: Tensor, learner: Learner) -> Tensor | No
 
 
 @torch.no_grad()
-def reference_logp(micro: Micro, learner: Learner, settings: TrainSettings) -> Tensor:
+def reference_logp(micro: MicroBatch, learner: Learner, settings: TrainSettings) -> Tensor:
     """[rows] the reference's log-probability of each sampled token, on the policy's device."""
     there = learner.reference.device
     temperature = micro.draw.temperature
@@ -227,16 +233,16 @@ def reference_logp(micro: Micro, learner: Learner, settings: TrainSettings) -> T
         stats = token_stats(
             micro.ref_hidden,
             learner.reference.lm_head.weight,
-            micro.pack.targets.to(there),
+            micro.batch.targets.to(there),
             draw=Draw(temperature=temperature),
             chunk=learner.chunk,
         )
     return stats.logp.to(micro.old_logp.device)
 
 
-def within_cap(micro: Micro, learner: Learner, settings: TrainSettings) -> Tensor:
+def within_cap(micro: MicroBatch, learner: Learner, settings: TrainSettings) -> Tensor:
     """[answers] whether the sampler stayed near the reference, by the mean of e^-x - 1 + x."""
     distance = k3(micro.old_logp, reference_logp(micro, learner, settings))
-    grid = micro.pack.grid(distance)
-    count = micro.pack.grid(torch.ones_like(distance)).sum(-1)
+    grid = micro.batch.grid(distance)
+    count = micro.batch.grid(torch.ones_like(distance)).sum(-1)
     return grid.sum(-1) / count <= settings.kl.kl_collect_cap

@@ -17,7 +17,7 @@ from rookworld.grpo.schedule import lr_multiplier
 from rookworld.model import sharding
 from rookworld.model.precision import arithmetic
 from rookworld.rl import credit, forward, update
-from rookworld.rl.forward import Micro
+from rookworld.rl.forward import MicroBatch
 from rookworld.rl.metrics import (
     Clock,
     Metrics,
@@ -91,8 +91,8 @@ def prepare_batches(
     scratch: StepScratch,
     settings: TrainSettings,
     kl_coef: float,
-) -> tuple[list[Micro], StepTotals | None]:
-    """Packs with their advantages, and what they are averaged over (None: no group is left)."""
+) -> tuple[list[MicroBatch], StepTotals | None]:
+    """Batches with their advantages, and what they are averaged over (None: no group is left)."""
     norm = state.norm if settings.rewards.reward_norm else None
     micros = forward.prepare(
         collected.groups, state.learner, settings, state.tokenizer.eos, scratch
@@ -101,7 +101,7 @@ def prepare_batches(
     if norm is not None:
         norm.update(all_rewards(collected.groups))
     longest = max(s.max_new_tokens for s in sampling(settings.sampling, state.tokenizer).values())
-    totals = update.totals_of(micros, longest)
+    totals = update.step_totals(micros, longest)
     if totals is None and collected.invalid < collected.seen:
         raise Diverged(
             f"--kl-collect-cap {settings.kl.kl_collect_cap} left out every sample of step "
