@@ -27,10 +27,10 @@ from rookworld.model.weights import load_model, resolve_folder
 from rookworld.rl import credit, overlap
 from rookworld.rl.forward import MicroBatch, policy_stats, states
 from rookworld.rl.models import Learner
-from rookworld.rl.self_distill import prompt_images, token_permutations
 from rookworld.rl.settings import TrainSettings
 from rookworld.rollout.collector import Collector
 from rookworld.rollout.prompts import prompt_text
+from rookworld.rollout.symmetry import prompt_images, token_permutations
 from rookworld.rollout.types import Completions, Prompt
 from rookworld.tasks.registry import task_of
 from rookworld.tasks.task import PolicyRow

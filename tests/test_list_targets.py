@@ -21,21 +21,12 @@ from rookworld.model.tokenizer import Tokenizer
 from rookworld.rl import self_distill
 from rookworld.rl.batch import padded_batch
 from rookworld.rl.models import new_learner
-from rookworld.rl.self_distill import (
-    LISTS,
-    POWER,
-    SIDES,
-    Images,
-    list_targets,
-    prompt_images,
-    teacher_frequencies,
-    teacher_lists,
-    token_permutations,
-)
+from rookworld.rl.self_distill import LISTS, POWER, list_targets, teacher_frequencies, teacher_lists
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import fits, new_state
 from rookworld.rl.trainer import train
 from rookworld.rollout.prompts import Prompts
+from rookworld.rollout.symmetry import SIDES, Images, prompt_images, token_permutations
 from rookworld.rollout.types import Prompt
 from rookworld.runtime.errors import ConfigError
 from rookworld.tasks.notation import flip_fen, mirror_fen

@@ -17,15 +17,10 @@ from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.rl import self_distill as module
 from rookworld.rl.batch import DistillBatch
 from rookworld.rl.models import Learner, new_learner
-from rookworld.rl.self_distill import (
-    POWER,
-    SIDES,
-    Distiller,
-    teacher_frequencies,
-    token_permutations,
-)
+from rookworld.rl.self_distill import POWER, Distiller, teacher_frequencies
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import new_state
+from rookworld.rollout.symmetry import SIDES, token_permutations
 from rookworld.rollout.types import Prompt
 from rookworld.runtime import distributed
 from rookworld.runtime.errors import DataError

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
@@ -49,13 +48,7 @@ from rookworld.rl.forward import states
 from rookworld.rl.models import Learner
 from rookworld.rl.settings import TrainSettings
 from rookworld.rollout.prompts import prompt_text, shuffled
-from rookworld.rollout.symmetry import (
-    CASTLING,
-    Symmetry,
-    apply_symmetry,
-    colour_flip,
-    left_right_mirror,
-)
+from rookworld.rollout.symmetry import SIDES, Images, prompt_images, token_permutations
 from rookworld.rollout.token_values import move_tokens
 from rookworld.rollout.types import Prompt
 from rookworld.runtime import distributed
@@ -74,7 +67,6 @@ LEAST = 1e-9
 """Frequency of a legal move that no list holds: it is legal all the same."""
 SEED = 7_368_787
 """Added to a run's seed, so that the teacher does not draw what the policy draws."""
-SIDES = 4
 LISTS_AT_ONCE, LISTS_A_GIB = 8192, 64
 """At most so many, and so many for each GiB of a GPU's memory, of which they take a part for good.
 Lists are so short that it writes a thousand while the host prepares the next."""
@@ -87,54 +79,12 @@ WITHOUT_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDP
 batches are of ever new sizes: some positions have four images and some two."""
 
 
-@dataclass(frozen=True)
-class Images:
-    """Prompts as seen from each side of the board."""
-
-    ids: NDArray[np.int64]
-    """[images, tokens], padded with end tokens."""
-    lengths: NDArray[np.int64]
-    """[images] tokens of each."""
-    prompts: NDArray[np.int64]
-    """[images] the number of the prompt that it is an image of."""
-    sides: NDArray[np.int64]
-    """[images] its line of `token_permutations`."""
-
-
-@lru_cache(maxsize=8)
-def symmetries(tokenizer: Tokenizer) -> tuple[Symmetry, Symmetry]:
-    """Colours exchanged, left and right exchanged."""
-    return colour_flip(tokenizer), left_right_mirror(tokenizer)
-
-
-@lru_cache(maxsize=8)
-def token_permutations(tokenizer: Tokenizer) -> NDArray[np.int64]:
-    """[sides, vocabulary] the id that each id becomes on each side of the board."""
-    flip, mirror = (symmetry.renamed for symmetry in symmetries(tokenizer))
-    return np.stack([np.arange(len(flip)), flip, mirror, mirror[flip]])
-
-
 @lru_cache(maxsize=8)
 def move_mask(tokenizer: Tokenizer) -> NDArray[np.bool_]:
     """[vocabulary] which ids are a move."""
     found = np.zeros(tokenizer.vocab_size, dtype=np.bool_)
     found[list(move_tokens(tokenizer)[1])] = True
     return found
-
-
-def prompt_images(prompts: Sequence[Prompt], tokenizer: Tokenizer, multiple: int = 1) -> Images:
-    """Every prompt from every side from which it is the same question."""
-    flip, mirror = symmetries(tokenizer)
-    lengths = np.array([len(prompt.ids) for prompt in prompts])
-    ids = np.full((len(prompts), rounded_up(int(lengths.max()), multiple)), tokenizer.eos)
-    for line, prompt in zip(ids, prompts, strict=True):
-        line[: len(prompt.ids)] = prompt.ids
-    flipped = apply_symmetry(ids, flip)
-    images = np.stack([ids, flipped, apply_symmetry(ids, mirror), apply_symmetry(flipped, mirror)])
-    castles = ids[:, CASTLING] != tokenizer.token(" -")
-    same = ~castles[:, None] | (np.arange(SIDES) < 2)
-    number, side = same.nonzero()
-    return Images(images[side, number], lengths[number], number, side)
 
 
 @torch.no_grad()
