@@ -35,8 +35,15 @@ from rookworld.model.precision import passes_in
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.pretrain import dataset
-from rookworld.pretrain.batches import Micro, Source, place, sent, step_batches, symmetry_tables
-from rookworld.pretrain.dataset import Packed
+from rookworld.pretrain.batches import (
+    Source,
+    SupervisedBatch,
+    sources_on_device,
+    step_batches,
+    symmetry_tables,
+    to_device,
+)
+from rookworld.pretrain.dataset import TokenizedRows
 from rookworld.pretrain.settings import PretrainSettings
 from rookworld.rollout.symmetry import Symmetry
 from rookworld.runtime import distributed
@@ -65,7 +72,7 @@ class State:
 
 def pretrain(
     settings: PretrainSettings,
-    sources: Sequence[tuple[Packed, float]],
+    sources: Sequence[tuple[TokenizedRows, float]],
     tokenizer: Tokenizer,
     *,
     evaluate: Callable[[GPT2, Tokenizer], dict[str, Any]] | None = None,
@@ -79,7 +86,7 @@ def pretrain(
     run = Run(settings.out)
     if not resume(state, run, settings, say):
         begin_run(run, settings, origin(settings.seed), say)
-    loaded = place(sources, settings, device)
+    loaded = sources_on_device(sources, settings, device)
     symmetries = symmetry_tables(tokenizer, settings, device)
     if settings.repeat_weight and tokenizer.style != "compact":
         raise ConfigError("--repeat-weight needs the chess tokenizer; use --repeat-weight 0")
@@ -248,11 +255,11 @@ def field_weights(settings: PretrainSettings, device: torch.device) -> Tensor:
         settings.state_weight,
         settings.outcome_weight,
     ]
-    return sent(np.array(weights, dtype=np.float32), device)
+    return to_device(np.array(weights, dtype=np.float32), device)
 
 
 def micro_loss(
-    model: GPT2, micro: Micro, table: Tensor, repeat_weight: float = 0.0
+    model: GPT2, micro: SupervisedBatch, table: Tensor, repeat_weight: float = 0.0
 ) -> tuple[Tensor, list[Tensor]]:
     """Weighted negative log-likelihood, summed; and (weight, first moves right, first moves)."""
     rows, length = micro.tokens.shape
