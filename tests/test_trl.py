@@ -102,7 +102,7 @@ def test_an_answer_without_its_end_is_malformed_where_the_end_is_known() -> None
 
 
 def test_a_dataset_without_the_truth_is_named() -> None:
-    with pytest.raises(DataError, match=r"no column moves, cp .* rookworld\.trl\.records"):
+    with pytest.raises(DataError, match=r"no column moves, cp .* rookworld\.trl\.rewards\.records"):
         policy_reward([""], ["x"], fen=["8/8/8/8/8/8/8/K1k5 w - - 0 1"])
 
 
