@@ -24,12 +24,13 @@ from rookworld.data.sources import load_rows
 from rookworld.model.precision import passes_in
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder
-from rookworld.rl import overlap, trainer
-from rookworld.rl.forward import Learner, Micro, states, stats_of
-from rookworld.rl.self_distill import prompt_images, token_permutations
+from rookworld.rl import credit, overlap
+from rookworld.rl.forward import MicroBatch, policy_stats, states
+from rookworld.rl.models import Learner
 from rookworld.rl.settings import TrainSettings
 from rookworld.rollout.collector import Collector
 from rookworld.rollout.prompts import prompt_text
+from rookworld.rollout.symmetry import prompt_images, token_permutations
 from rookworld.rollout.types import Completions, Prompt
 from rookworld.tasks.registry import task_of
 from rookworld.tasks.task import PolicyRow
@@ -44,11 +45,11 @@ def main(argv: Sequence[str]) -> int:
     if arm not in ARMS:
         raise SystemExit(f"{arm}: not one of {', '.join(ARMS)}, sides")
     if arm == "distill":
-        trainer.credit.set_advantages = pay_nothing  # type: ignore[attr-defined]
+        setattr(credit, "set_advantages", pay_nothing)  # noqa: B010
     if arm == "labels":
         flags += ["--credit", "answer"]
         Collector.sample = true_completions  # type: ignore[method-assign]
-        trainer.credit.set_advantages = pay_alike  # type: ignore[attr-defined]
+        setattr(credit, "set_advantages", pay_alike)  # noqa: B010
         overlap.may_tape = lambda *_: False
     if arm in ("reward", "labels"):
         flags += ["--distill-coef", "0"]
@@ -58,19 +59,23 @@ def main(argv: Sequence[str]) -> int:
 # --- the arms -----------------------------------------------------------------------------------
 
 
-def pay_nothing(micros: Sequence[Micro], *_: Any) -> None:
+def pay_nothing(micros: Sequence[MicroBatch], *_: Any) -> dict[str, float]:
     """No token is paid: the KL and self-distillation are all that is left."""
     for micro in micros:
-        micro.advantages = torch.zeros_like(micro.pack.grid(micro.old_logp))
+        micro.advantages = torch.zeros_like(micro.batch.grid(micro.old_logp))
+    return {}
 
 
-def pay_alike(micros: Sequence[Micro], learner: Learner, settings: TrainSettings, *_: Any) -> None:
+def pay_alike(
+    micros: Sequence[MicroBatch], learner: Learner, settings: TrainSettings, *_: Any
+) -> dict[str, float]:
     """Every token of the true answer is paid 1, at ratio 1: the gradient of cross-entropy."""
     for micro in micros:
         with torch.no_grad(), passes_in(settings.compute.dtype, learner.model.device):
-            hidden = states(micro.pack, learner.model, None, None)
-            micro.old_logp = stats_of(micro, hidden, learner, settings).logp.float()
-        micro.advantages = torch.ones_like(micro.pack.grid(micro.old_logp))
+            hidden = states(micro.batch, learner.model, None, None)
+            micro.old_logp = policy_stats(micro, hidden, learner, settings).logp.float()
+        micro.advantages = torch.ones_like(micro.batch.grid(micro.old_logp))
+    return {}
 
 
 def true_completions(self: Collector, prompts: Sequence[Prompt], step: int) -> list[Completions]:

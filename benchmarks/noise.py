@@ -73,7 +73,7 @@ def gradients(state: State, collected: Collected, settings: TrainSettings) -> di
     learner.model.zero_grad(set_to_none=True)
     micros = forward.prepare(collected.groups, learner, settings, state.tokenizer.eos)
     credit.set_advantages(micros, learner, settings, state.running, None, 0.0)
-    totals = update.totals_of(micros, max(micro.pack.width for micro in micros))
+    totals = update.step_totals(micros, max(micro.batch.width for micro in micros))
     assert totals is not None
     update.gradient(micros, learner, totals, settings, update.Coefs(0.0, 0.0), StepScratch())
     named = learner.model.named_parameters()

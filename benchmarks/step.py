@@ -29,7 +29,7 @@ from rookworld.rl.overlap import collect_groups
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import State, new_state, sampling
-from rookworld.rl.trainer import learn
+from rookworld.rl.step import learn
 from rookworld.rollout.types import Group
 from rookworld.runtime.distributed import start
 from rookworld.tasks.scorer import judge_answer
@@ -87,8 +87,8 @@ def measured_alone(
     prompts = [group.prompt.ids for group in groups]
     micros = forward.prepare(groups, state.learner, settings, state.tokenizer.eos)
     for micro in micros:
-        micro.advantages = torch.zeros(micro.pack.count, device=micro.old_logp.device)
-    totals = update.totals_of(micros, drawn.max_new_tokens)
+        micro.advantages = torch.zeros(micro.batch.count, device=micro.old_logp.device)
+    totals = update.step_totals(micros, drawn.max_new_tokens)
     assert totals is not None, "a step without tokens"
 
     dtype = matrices_in(settings.compute.dtype, state.learner.model.device)

@@ -42,7 +42,7 @@ from rookworld.rl.overlap import collect_groups
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import new_state
-from rookworld.rl.trainer import learn
+from rookworld.rl.step import learn
 from rookworld.rollout.prompts import Prompts
 from rookworld.runtime.distributed import start
 from rookworld.tasks.task import PolicyRow

@@ -19,7 +19,7 @@ from rookworld.model.checkpoint import (
     newest_checkpoint,
     optimizer_tensors,
     prune,
-    restore_optimizer,
+    restore_optimizers,
     save_checkpoint,
     saved_checkpoints,
 )
@@ -77,7 +77,7 @@ def test_an_optimizer_goes_on_as_if_nothing_had_happened() -> None:
         stepped(weight, optimizer, seed)
     copy = torch.nn.Parameter(weight.detach().clone())
     other = torch.optim.AdamW([copy], lr=0.1)
-    restore_optimizer(other, optimizer_tensors(optimizer, "optimizer"), "optimizer")
+    restore_optimizers([other], optimizer_tensors([optimizer], ["x"]), ["x"])
     for one, its in ((weight, optimizer), (copy, other)):
         stepped(one, its, 3)
     assert torch.equal(weight, copy)

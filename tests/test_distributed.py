@@ -26,7 +26,8 @@ from rookworld.rl.metrics import Clock
 from rookworld.rl.overlap import collect_groups
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.state import new_state
-from rookworld.rl.trainer import learn, train
+from rookworld.rl.step import learn
+from rookworld.rl.trainer import train
 from rookworld.runtime import distributed
 from rookworld.runtime.errors import ConfigError
 from rookworld.runtime.run_folder import read_lines

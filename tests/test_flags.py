@@ -18,19 +18,15 @@ from rookworld.cli.training_display import Recorder
 from rookworld.evaluation import evaluate
 from rookworld.grpo import loss as losses
 from rookworld.model.weights import load_model
-from rookworld.rl import credit, forward, overlap, state, update
-from rookworld.rl.forward import Learner
+from rookworld.rl import credit, forward, models, overlap, state, update
 from rookworld.rl.metrics import Clock
+from rookworld.rl.models import Learner, reference_device
 from rookworld.rl.overlap import collect_groups, may_look_ahead, scoring_workers
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
-from rookworld.rl.state import (
-    State,
-    new_state,
-    reference_device,
-    sampling,
-)
-from rookworld.rl.trainer import lr_at, train
+from rookworld.rl.state import State, new_state, sampling
+from rookworld.rl.step import lr_at
+from rookworld.rl.trainer import train
 from rookworld.runtime import distributed
 from rookworld.runtime.config import flat_fields
 from rookworld.runtime.errors import ConfigError
@@ -132,7 +128,7 @@ def watch_rules(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     owners: dict[Any, tuple[str, ...]] = {
         credit: ("group_advantages", "gae", "field_advantages"),
-        forward: ("Draw", "token_stats", "micro_packs", "expected_worth"),
+        forward: ("Draw", "token_stats", "split_to_budget", "expected_worth"),
         losses: ("policy_loss",),
     }
     for owner, names in owners.items():
@@ -163,7 +159,7 @@ BY_A_STEP: list[tuple[str, Callable[[dict[str, Any]], Any], Any]] = [
     ("--gae --gamma 0.7", lambda seen: seen.get("gae", [[0] * 5])[0][3], 0.7),
     ("--gae --gae-lambda 0.6", lambda seen: seen.get("gae", [[0] * 5])[0][4], 0.6),
     ("--kl-type reverse", lambda seen: seen["token_stats"][1]["kind"], "reverse"),
-    ("--micro-tokens 512", lambda seen: seen["micro_packs"][0][1], 512),
+    ("--micro-tokens 512", lambda seen: seen["split_to_budget"][0][1], 512),
 ]
 SMALL = "--mix-env-ratio 0 --max-new-tokens 16 --k-samples 3 --batch-size 2 --device cpu"
 
@@ -175,7 +171,7 @@ def first_step(flags: str, model: Path) -> tuple[State, TrainSettings]:
     collected = collect_groups(state, settings, None, Clock(torch.device("cpu")), StepScratch())
     micros = forward.prepare(collected.groups, state.learner, settings, state.tokenizer.eos)
     credit.set_advantages(micros, state.learner, settings, state.running, None, 0.1)
-    totals = update.totals_of(micros, 8)
+    totals = update.step_totals(micros, 8)
     assert totals is not None
     update.gradient(micros, state.learner, totals, settings, update.Coefs(0.1, 0.0), StepScratch())
     return state, settings
@@ -379,7 +375,7 @@ def test_passes_are_recorded_only_where_that_is_possible_and_asked_for(
         new_state(read_settings(args, "rookworld train"), tiny_rows(), torch.device(device))
         assert (learner.graphs is not None, learner.ref_graphs is not None) == (records, records)
     learner = Learner(model, copy.deepcopy(model).to("meta"))
-    state.record_passes(learner)
+    models.record_passes(learner)
     assert learner.ref_graphs is None, "another device runs its passes as they are"
 
 

@@ -21,7 +21,8 @@ from rookworld.model.checkpoint import fault_of, saved_checkpoints
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
-from rookworld.rl.trainer import Hooks, train
+from rookworld.rl.run_log import Hooks
+from rookworld.rl.trainer import train
 from rookworld.runtime.errors import Diverged, EngineError, RookworldError
 from rookworld.runtime.run_folder import read_lines
 from rookworld.tasks.task import PolicyRow

@@ -19,22 +19,14 @@ from rookworld.grpo.list_targets import (
 )
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.rl import self_distill
-from rookworld.rl.batch import packed
-from rookworld.rl.self_distill import (
-    LISTS,
-    POWER,
-    SIDES,
-    Images,
-    list_targets,
-    prompt_images,
-    teacher_frequencies,
-    teacher_lists,
-    token_permutations,
-)
+from rookworld.rl.batch import padded_batch
+from rookworld.rl.models import new_learner
+from rookworld.rl.self_distill import LISTS, POWER, list_targets, teacher_frequencies, teacher_lists
 from rookworld.rl.settings import TrainSettings
-from rookworld.rl.state import fits, new_learner, new_state
+from rookworld.rl.state import fits, new_state
 from rookworld.rl.trainer import train
 from rookworld.rollout.prompts import Prompts
+from rookworld.rollout.symmetry import SIDES, Images, prompt_images, token_permutations
 from rookworld.rollout.types import Prompt
 from rookworld.runtime.errors import ConfigError
 from rookworld.tasks.notation import flip_fen, mirror_fen
@@ -221,16 +213,16 @@ def test_a_list_is_told_to_end_when_every_move_is_named(
     }
     assert min(5, len(legal)) == moves
     tokens = torch.tensor([TOKENIZER.encode("".join(f" {move}" for move in (legal * 5)[:5]))])
-    lined = packed(
+    batch = padded_batch(
         torch.tensor([prompt.ids]),
         torch.tensor([len(prompt.ids)]),
         tokens[None],
         torch.tensor([[5]]),
     )
-    found = list_targets(lined, shares[None], TOKENIZER, settings)
+    found = list_targets(batch, shares[None], TOKENIZER, settings)
     assert found.ends.tolist() == [place >= moves for place in range(1, 5)]
     first = settings.but(distill_first=2.0, distill_first_power=0.5)
-    found = list_targets(lined, shares[None], TOKENIZER, first)
+    found = list_targets(batch, shares[None], TOKENIZER, first)
     assert found.ends.tolist() == [place >= moves for place in range(5)]
     assert found.weights.tolist() == [2, 1, 1, 1, 1]
     roots = shares[0].sqrt()
@@ -263,9 +255,9 @@ def test_each_side_writes_its_lists_and_targets_are_sharp(settings: TrainSetting
     heads = torch.from_numpy(seen.lengths)
     lists, lengths = teacher_lists(seen, [3, 3], learner, TOKENIZER, settings)
     assert lists.shape[:2] == lengths.shape == (2, LISTS)
-    lined = packed(torch.from_numpy(seen.ids), heads, lists, lengths)
+    batch = padded_batch(torch.from_numpy(seen.ids), heads, lists, lengths)
     shares = torch.full((2, 2, TOKENIZER.vocab_size), 0.5)
-    found = list_targets(lined, shares, TOKENIZER, settings)
+    found = list_targets(batch, shares, TOKENIZER, settings)
     assert torch.allclose(found.logits[1] / math.log(0.5), torch.tensor(POWER))
 
 

@@ -14,25 +14,27 @@ from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import resolve_folder
 from rookworld.pretrain import dataset
-from rookworld.pretrain.dataset import Packed, load_packed, save_packed
+from rookworld.pretrain.dataset import TokenizedRows, load_packed, save_packed
 from rookworld.pretrain.hard_rows import environment_rows, hardest, worst_losses
 from rookworld.runtime.errors import DataError
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
 
 
 @pytest.fixture(scope="module")
-def packed() -> Packed:
+def packed() -> TokenizedRows:
     rows = [row for row in load_rows("embedded:train") if isinstance(row, EnvironmentRow)][:9]
     return dataset.pack_environment(rows, Tokenizer.load(resolve_folder("nano")))
 
 
 @pytest.fixture(scope="module")
-def untrained(packed: Packed) -> GPT2:
+def untrained(packed: TokenizedRows) -> GPT2:
     shape = GPT2Config(vocab_size=2496, n_positions=192, n_embd=16, n_layer=1, n_head=2)
     return GPT2(shape).init_weights(0)
 
 
-def test_a_row_is_as_hard_as_its_least_likely_answer_token(untrained: GPT2, packed: Packed) -> None:
+def test_a_row_is_as_hard_as_its_least_likely_answer_token(
+    untrained: GPT2, packed: TokenizedRows
+) -> None:
     found = worst_losses(untrained, packed, at_once=4)
     for row, (length, prompt) in enumerate(zip(packed.lengths, packed.prompts, strict=True)):
         ids = torch.from_numpy(packed.tokens[row, :length].astype(np.int64))
@@ -43,7 +45,7 @@ def test_a_row_is_as_hard_as_its_least_likely_answer_token(untrained: GPT2, pack
         assert found[row] > 1.01 * float(losses.mean())
 
 
-def test_the_hardest_stay_in_their_order(packed: Packed) -> None:
+def test_the_hardest_stay_in_their_order(packed: TokenizedRows) -> None:
     losses = np.array([0.0, 3.0, 0.2, 9.0, 0.05, 0.1, 2.0, 0.0, 0.0], np.float32)
     kept = hardest(packed, losses, least=0.1, most=3)
     assert (kept.tokens == packed.tokens[[1, 3, 6], : kept.tokens.shape[1]]).all()
@@ -51,7 +53,7 @@ def test_the_hardest_stay_in_their_order(packed: Packed) -> None:
     assert len(hardest(packed, losses, least=10.0, most=3)) == 0
 
 
-def test_rows_the_model_cannot_read_are_refused(untrained: GPT2, packed: Packed) -> None:
+def test_rows_the_model_cannot_read_are_refused(untrained: GPT2, packed: TokenizedRows) -> None:
     few = GPT2(GPT2Config(vocab_size=99, n_positions=192, n_embd=16, n_layer=1, n_head=2))
     with pytest.raises(DataError, match="packed with another tokenizer"):
         worst_losses(few, packed)
@@ -62,7 +64,7 @@ def test_rows_the_model_cannot_read_are_refused(untrained: GPT2, packed: Packed)
         hardest(packed, np.full(9, np.nan, np.float32), least=0.1, most=9)
 
 
-def test_analyses_are_passed_over(packed: Packed) -> None:
+def test_analyses_are_passed_over(packed: TokenizedRows) -> None:
     rows = [row for row in load_rows("embedded:train") if isinstance(row, PolicyRow)][:3]
     analyses = dataset.pack_policy(rows, Tokenizer.load(resolve_folder("nano")))
     assert len(environment_rows(analyses)) == 0
@@ -70,7 +72,7 @@ def test_analyses_are_passed_over(packed: Packed) -> None:
 
 
 def test_the_command_writes_what_pretraining_reads(
-    tmp_path: Path, packed: Packed, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, packed: TokenizedRows, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given, out = tmp_path / "rows.npz", tmp_path / "hard.npz"
     save_packed(packed, given)
@@ -99,7 +101,7 @@ def test_what_cannot_be_mined_is_refused(
 
 
 def test_nothing_hard_enough_is_an_error(
-    tmp_path: Path, packed: Packed, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, packed: TokenizedRows, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_packed(packed, tmp_path / "rows.npz")
     flags = ["--least", "99", "--out", str(tmp_path / "hard.npz")]

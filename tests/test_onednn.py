@@ -15,8 +15,9 @@ from torch import Tensor
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.kernels import cpu_products
 from rookworld.rl import forward
-from rookworld.rl.batch import Pack, packed
-from rookworld.rl.forward import Learner, reference_pass
+from rookworld.rl.batch import SharedPrefixBatch, padded_batch
+from rookworld.rl.forward import reference_pass
+from rookworld.rl.models import Learner
 from rookworld.rl.settings import TrainSettings
 
 CPU = torch.device("cpu")
@@ -91,21 +92,21 @@ def learner() -> Learner:
 
 
 @pytest.fixture
-def line() -> Pack:
+def line() -> SharedPrefixBatch:
     torch.manual_seed(0)
     prompts, answers = torch.randint(29, (3, 9)), torch.randint(29, (3, 4, 6))
     lengths = torch.randint(1, 7, (3, 4))
-    return packed(prompts, torch.tensor([9, 4, 7]), answers, lengths)
+    return padded_batch(prompts, torch.tensor([9, 4, 7]), answers, lengths)
 
 
 def settings_in(dtype: str) -> TrainSettings:
     return TrainSettings.of(dtype=dtype, device="cpu")
 
 
-def unpacked(line: Pack, learner: Learner, dtype: str) -> Tensor:
+def unpacked(line: SharedPrefixBatch, learner: Learner, dtype: str) -> Tensor:
     """What the module itself says."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forward.Learner, "packed_reference", lambda *_: None)
+        patch.setattr(Learner, "packed_reference", lambda *_: None)
         return reference_pass(line, learner, settings_in(dtype))
 
 
@@ -114,7 +115,7 @@ def unpacked(line: Pack, learner: Learner, dtype: str) -> Tensor:
     ("dtype", "close"), [("float32", 1e-5), pytest.param("bfloat16", 2e-2, marks=in_bf16)]
 )
 def test_a_packed_reference_says_the_same(
-    learner: Learner, line: Pack, dtype: str, close: float
+    learner: Learner, line: SharedPrefixBatch, dtype: str, close: float
 ) -> None:
     found = reference_pass(line, learner, settings_in(dtype))
     assert learner.packed is not None
@@ -123,7 +124,9 @@ def test_a_packed_reference_says_the_same(
 
 
 @here
-def test_a_reference_that_has_moved_is_packed_anew(learner: Learner, line: Pack) -> None:
+def test_a_reference_that_has_moved_is_packed_anew(
+    learner: Learner, line: SharedPrefixBatch
+) -> None:
     before = reference_pass(line, learner, settings_in("float32"))
     first = learner.packed
     reference_pass(line, learner, settings_in("float32"))
@@ -138,7 +141,9 @@ def test_a_reference_that_has_moved_is_packed_anew(learner: Learner, line: Pack)
     assert not torch.allclose(found, before, atol=1e-3)
 
 
-def test_a_reference_that_is_the_policy_makes_its_pass(learner: Learner, line: Pack) -> None:
+def test_a_reference_that_is_the_policy_makes_its_pass(
+    learner: Learner, line: SharedPrefixBatch
+) -> None:
     same = Learner(learner.model, copy.deepcopy(learner.model).requires_grad_(False))
     with torch.no_grad():
         expected = forward.states(line, same.model)

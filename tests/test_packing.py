@@ -10,7 +10,7 @@ import pytest
 from rookworld.data.sources import load_rows
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.pretrain import dataset
-from rookworld.pretrain.dataset import Packed
+from rookworld.pretrain.dataset import TokenizedRows
 from rookworld.pretrain.sources import pick_tokenizer
 from rookworld.runtime.errors import DataError
 from rookworld.tasks.policy import POLICY
@@ -113,6 +113,6 @@ def test_packed_rows_survive_the_disk(tokenizer: Tokenizer, tmp_path: Path) -> N
 def test_joining_pads_to_the_widest(tokenizer: Tokenizer) -> None:
     mate = dataset.pack_mates([("7k/8/6K1/8/8/8/8/R7 w - - 0 1", ("a1a8",))], tokenizer)
     rows = [row for row in load_rows("embedded:train") if isinstance(row, PolicyRow)][:3]
-    joined: Packed = dataset.join([mate, dataset.pack_policy(rows, tokenizer)])
+    joined: TokenizedRows = dataset.join([mate, dataset.pack_policy(rows, tokenizer)])
     assert len(joined) == 4
     assert (joined.tokens[0, int(joined.lengths[0]) :] == tokenizer.eos).all()

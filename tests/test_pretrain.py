@@ -22,7 +22,7 @@ from rookworld.model.checkpoint import newest_checkpoint, save_checkpoint
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.pretrain import batches, dataset, loss, trainer
-from rookworld.pretrain.dataset import Packed
+from rookworld.pretrain.dataset import TokenizedRows
 from rookworld.pretrain.presets import PRETRAIN_PRESETS
 from rookworld.pretrain.settings import PretrainSettings
 from rookworld.pretrain.sources import load_sources, pick_tokenizer, split_share
@@ -43,7 +43,7 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def sources(tokenizer: Tokenizer) -> list[tuple[Packed, float]]:
+def sources(tokenizer: Tokenizer) -> list[tuple[TokenizedRows, float]]:
     rows = load_rows("embedded:train")
     policy = [row for row in rows if isinstance(row, PolicyRow)][:40]
     environment = [row for row in rows if isinstance(row, EnvironmentRow)][:20]
@@ -58,7 +58,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_the_loss_falls_and_the_run_folder_is_readable(
-    tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[Packed, float]]
+    tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[TokenizedRows, float]]
 ) -> None:
     settings = replace(TINY, steps=30, out=tmp_path, save_every=30)
     final = trainer.pretrain(settings, sources, tokenizer)
@@ -71,7 +71,7 @@ def test_the_loss_falls_and_the_run_folder_is_readable(
 
 @pytest.mark.parametrize("stop", [1, 3, 5])
 def test_a_resumed_run_is_bit_exact(
-    tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[Packed, float]], stop: int
+    tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[TokenizedRows, float]], stop: int
 ) -> None:
     whole = trainer.pretrain(replace(TINY, out=tmp_path / "whole"), sources, tokenizer)
 
@@ -96,7 +96,7 @@ def test_a_resumed_run_is_bit_exact(
 def test_a_run_killed_between_two_writes_ends_as_if_it_had_not(
     tmp_path: Path,
     tokenizer: Tokenizer,
-    sources: list[tuple[Packed, float]],
+    sources: list[tuple[TokenizedRows, float]],
     monkeypatch: pytest.MonkeyPatch,
     number: int,
 ) -> None:
@@ -132,7 +132,7 @@ def test_a_run_killed_between_two_writes_ends_as_if_it_had_not(
 
 
 def test_a_run_is_not_destroyed_unasked(
-    tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[Packed, float]]
+    tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[TokenizedRows, float]]
 ) -> None:
     settings = replace(TINY, out=tmp_path, steps=1)
     trainer.pretrain(settings, sources, tokenizer)
@@ -148,7 +148,7 @@ def test_a_run_is_not_destroyed_unasked(
 def test_a_signal_saves_the_step_and_the_run_goes_on(
     tmp_path: Path,
     tokenizer: Tokenizer,
-    sources: list[tuple[Packed, float]],
+    sources: list[tuple[TokenizedRows, float]],
     number: signal.Signals,
 ) -> None:
     def interrupt(step: int, metrics: dict[str, float]) -> None:
@@ -179,7 +179,7 @@ def test_the_command_exits_130_when_interrupted(
 
 
 def test_resuming_as_another_kind_of_run_is_one_line(
-    tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[Packed, float]]
+    tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[TokenizedRows, float]]
 ) -> None:
     settings = replace(TINY, steps=1, out=tmp_path, resume=True)
     trainer.pretrain(settings, sources, tokenizer)
@@ -194,7 +194,7 @@ def test_resuming_as_another_kind_of_run_is_one_line(
 
 
 def test_a_model_to_start_from_brings_its_shape_and_tokenizer(
-    tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[Packed, float]]
+    tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[TokenizedRows, float]]
 ) -> None:
     model = str(trainer.pretrain(replace(TINY, steps=1, out=tmp_path / "a"), sources, tokenizer))
     default = PretrainSettings()
@@ -210,7 +210,7 @@ def test_a_model_to_start_from_brings_its_shape_and_tokenizer(
 
 
 def test_a_run_made_longer_is_not_done(
-    tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[Packed, float]]
+    tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[TokenizedRows, float]]
 ) -> None:
     settings = replace(TINY, steps=1, out=tmp_path, resume=True)
     trainer.pretrain(settings, sources, tokenizer)
@@ -223,7 +223,7 @@ def test_a_run_made_longer_is_not_done(
 
 
 def test_a_resumed_run_tells_the_settings_it_goes_on_with(
-    tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[Packed, float]]
+    tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[TokenizedRows, float]]
 ) -> None:
     settings = replace(TINY, steps=1, out=tmp_path, resume=True)
     trainer.pretrain(settings, sources, tokenizer)
@@ -233,14 +233,14 @@ def test_a_resumed_run_tells_the_settings_it_goes_on_with(
 
 
 def test_a_gradient_is_the_same_however_a_step_is_cut(
-    tokenizer: Tokenizer, sources: list[tuple[Packed, float]]
+    tokenizer: Tokenizer, sources: list[tuple[TokenizedRows, float]]
 ) -> None:
     device = torch.device("cpu")
     state = trainer.new_state(TINY, tokenizer, device)
     found = []
     for budget in (200, 100_000):
         settings = replace(TINY, micro_tokens=budget)
-        placed = batches.place(sources, settings, device)
+        placed = batches.sources_on_device(sources, settings, device)
         symmetries = batches.symmetry_tables(tokenizer, settings, device)
         passes = list(
             batches.step_batches(state.step, tokenizer, placed, symmetries, settings, device)
@@ -278,7 +278,9 @@ def test_passes_of_a_run_have_few_shapes() -> None:
     assert batches.even_width(85, 85) == 85
 
 
-def test_prompts_are_no_targets(tokenizer: Tokenizer, sources: list[tuple[Packed, float]]) -> None:
+def test_prompts_are_no_targets(
+    tokenizer: Tokenizer, sources: list[tuple[TokenizedRows, float]]
+) -> None:
     """Changing a prompt's tokens as targets must not change the loss: their weight is zero."""
     packed = sources[0][0]
     table = loss.field_weights(TINY, torch.device("cpu"))
@@ -330,7 +332,7 @@ def test_gradients_that_are_not_finite_do_not_move_weights() -> None:
 
 
 def test_a_corrupt_checkpoint_is_passed_over(
-    tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[Packed, float]]
+    tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[TokenizedRows, float]]
 ) -> None:
     trainer.pretrain(replace(TINY, out=tmp_path, save_every=3), sources, tokenizer)
     newest = tmp_path / "checkpoints" / "step-000006" / "model.safetensors"
@@ -356,7 +358,7 @@ def test_shares_of_sources(tokenizer: Tokenizer, tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_refused(
-    tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[Packed, float]]
+    tmp_path: Path, tokenizer: Tokenizer, sources: list[tuple[TokenizedRows, float]]
 ) -> None:
     with pytest.raises(ConfigError, match="does not fit --n-positions 100"):
         trainer.pretrain(replace(TINY, n_positions=100, out=tmp_path), sources, tokenizer)

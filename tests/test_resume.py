@@ -21,8 +21,9 @@ from rookworld.model.checkpoint import save_checkpoint, saved_checkpoints
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.rl.metrics import Metrics
+from rookworld.rl.run_log import Hooks
 from rookworld.rl.settings import TrainSettings
-from rookworld.rl.trainer import Hooks, train
+from rookworld.rl.trainer import train
 from rookworld.runtime.errors import ConfigError, RookworldError
 from rookworld.runtime.processes import Interrupted
 from rookworld.runtime.run_folder import read_json, read_lines

@@ -20,8 +20,9 @@ from rookworld.model.sampling.sampler import Sampling
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.rl import forward
-from rookworld.rl.batch import laid, micro_packs, pack
-from rookworld.rl.forward import Learner, prepare, reference_ahead
+from rookworld.rl.batch import pad_stack, shared_prefix_batch, split_to_budget
+from rookworld.rl.forward import prepare, reference_ahead
+from rookworld.rl.models import Learner
 from rookworld.rl.scratch import StepScratch
 from rookworld.rollout.collector import Collector, collect
 from rookworld.rollout.prompts import Prompts, prompt_text
@@ -111,14 +112,14 @@ def test_ids_trained_on_are_the_ids_sampled(model: GPT2, tokenizer: Tokenizer) -
             assert group.finished[i] == (ids[-1] == tokenizer.eos)
             assert group.finished[i] or length == limit
             assert tokenizer.eos not in ids[:-1]
-    packed = pack(groups, tokenizer.eos)
+    batch = shared_prefix_batch(groups, tokenizer.eos)
     sampled = [
         token
         for group in groups
         for i, length in enumerate(group.lengths.tolist())
         for token in group.tokens[i, :length].tolist()
     ]
-    assert packed.targets.tolist() == sampled
+    assert batch.targets.tolist() == sampled
 
 
 def test_what_is_found_out_meanwhile_is_of_the_same_answers(
@@ -141,12 +142,12 @@ def test_what_is_found_out_meanwhile_is_of_the_same_answers(
         with monkeypatch.context() as patched:
             patched.delattr(forward, "reference_pass")  # nothing is left for it to find out
             if count == 6:
-                patched.delattr(forward, "pack")
+                patched.delattr(forward, "shared_prefix_batch")
             found = prepare(looked[:count], learner, settings, tokenizer.eos, scratch)
         assert len(found) > 1 and not scratch.ref_hidden and not scratch.batches
         for mine, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(mine.ref_hidden, theirs.ref_hidden, atol=1e-5, rtol=1e-4)
-            assert torch.equal(mine.pack.targets, theirs.pack.targets)
+            assert torch.equal(mine.batch.targets, theirs.batch.targets)
             assert torch.equal(mine.old_logp, theirs.old_logp)
 
 
@@ -241,7 +242,7 @@ def test_packs_hold_every_group_once_within_the_budget(
     prompts = Prompts(tiny_rows(), tokenizer, 0.5, seed=0).take(8)
     groups = collector_of(model, tokenizer).groups(prompts, 0, 1.0)
     for budget in (1, 300, 10**6):
-        packs = micro_packs(groups, budget)
+        packs = split_to_budget(groups, budget)
         keys = sorted(group.prompt.key for one in packs for group in one)
         assert keys == list(range(8))
         for one in packs:
@@ -250,7 +251,7 @@ def test_packs_hold_every_group_once_within_the_budget(
                 + 3 * max(group.tokens.shape[1] for group in one)
             )
             assert size <= budget or len(one) == 1
-    assert len(micro_packs(groups, 1)) == 8
+    assert len(split_to_budget(groups, 1)) == 8
 
 
 def test_a_clock_bills_sampling_and_scoring_by_their_names(
@@ -268,7 +269,7 @@ def test_a_clock_bills_sampling_and_scoring_by_their_names(
 @pytest.mark.parametrize("widths", [(3, 3), (4, 1, 2), (5,)])
 def test_tables_of_various_widths_lie_in_one(widths: tuple[int, ...]) -> None:
     tables = [torch.arange(2 * n).view(2, n) + 10 * at for at, n in enumerate(widths)]
-    found = laid(tables, 5, -1)
+    found = pad_stack(tables, 5, -1)
     assert found.shape == (len(widths), 2, 5)
     for one, table in zip(found, tables, strict=True):
         assert one.tolist() == [[*row, *[-1] * (5 - len(row))] for row in table.tolist()]

@@ -16,16 +16,11 @@ from rookworld.grpo.list_targets import sample_without_replacement
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.rl import self_distill as module
 from rookworld.rl.batch import DistillBatch
-from rookworld.rl.forward import Learner
-from rookworld.rl.self_distill import (
-    POWER,
-    SIDES,
-    Distiller,
-    teacher_frequencies,
-    token_permutations,
-)
+from rookworld.rl.models import Learner, new_learner
+from rookworld.rl.self_distill import POWER, Distiller, teacher_frequencies
 from rookworld.rl.settings import TrainSettings
-from rookworld.rl.state import new_learner, new_state
+from rookworld.rl.state import new_state
+from rookworld.rollout.symmetry import SIDES, token_permutations
 from rookworld.rollout.types import Prompt
 from rookworld.runtime import distributed
 from rookworld.runtime.errors import DataError
@@ -68,12 +63,12 @@ def contents(batches: list[DistillBatch]) -> list[tuple[tuple[int, ...], list[in
     """Prompt, list and targets [places, vocabulary] of everything that is trained on."""
     found = []
     for one in batches:
-        lined = one.pack
-        heads = lined.ids[0, : len(lined.heads) * lined.head].view(len(lined.heads), -1)
-        lists = lined.grid(lined.targets)[:, :5]
+        batch = one.batch
+        heads = batch.ids[0, : len(batch.heads) * batch.head].view(len(batch.heads), -1)
+        lists = batch.grid(batch.targets)[:, :5]
         target = one.targets.logp().exp()
-        mine = lined.sequences[one.targets.rows]
-        for number, (ids, head) in enumerate(zip(heads.tolist(), lined.heads, strict=True)):
+        mine = batch.sequences[one.targets.rows]
+        for number, (ids, head) in enumerate(zip(heads.tolist(), batch.heads, strict=True)):
             found.append((tuple(ids[:head]), lists[number].tolist(), target[mine == number]))
     return found
 
@@ -214,7 +209,7 @@ def test_a_checkpoint_knows_what_was_asked(
 
     monkeypatch.setattr(module, "teacher_frequencies", counted)
     for one, other in zip(first.batches(0), again.batches(0), strict=True):
-        assert torch.equal(one.pack.ids, other.pack.ids)
+        assert torch.equal(one.batch.ids, other.batch.ids)
         assert torch.equal(one.targets.logits, other.targets.logits)
     assert not asked
     again.batches(1)
@@ -259,5 +254,5 @@ def test_passes_are_of_one_size_or_one_less(settings: TrainSettings) -> None:
     """A pass whose size comes back at every step can be recorded."""
     for count in (7, 40):
         cut = settings.but(distill_prompts=count, micro_tokens=900)
-        sizes = [len(one.pack.heads) for one in distiller_of(cut).batches(0)]
+        sizes = [len(one.batch.heads) for one in distiller_of(cut).batches(0)]
         assert sum(sizes) == count and len(sizes) > 1 - (count < 10) and max(sizes) - min(sizes) < 2

@@ -16,7 +16,7 @@ from rookworld.rl.overlap import collect_groups
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import load_named, new_state
-from rookworld.rl.trainer import learn
+from rookworld.rl.step import learn
 from rookworld.runtime import distributed
 from rookworld.runtime.errors import ConfigError
 from test_distributed import assert_same_trajectory, command, furthest, run_ranks

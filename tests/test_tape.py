@@ -17,7 +17,7 @@ from rookworld.model.products import Products, product
 from rookworld.model.sampling import decode_graphs
 from rookworld.model.sampling.sampler import Samples, Sampling, sample
 from rookworld.rl import overlap
-from rookworld.rl.batch import Pack, packed
+from rookworld.rl.batch import SharedPrefixBatch, padded_batch
 from rookworld.rl.forward import states
 from rookworld.rl.state import new_state
 from rookworld.rl.trainer import train
@@ -50,20 +50,24 @@ def answered(
     return sample(model, prompts, k=K, settings=WARM, eos=EOS, seed=1, keys=keys, tape=tape, **how)
 
 
-def pack_of(prompts: Sequence[list[int]], samples: Samples, some: Sequence[int]) -> Pack:
+def batch_of(
+    prompts: Sequence[list[int]], samples: Samples, some: Sequence[int]
+) -> SharedPrefixBatch:
     """The prompts at `some` places with their answers."""
     longest = max(len(prompts[i]) for i in some)
     lines = torch.tensor([prompts[i] + [EOS] * (longest - len(prompts[i])) for i in some])
     heads = torch.tensor([len(prompts[i]) for i in some])
     tokens = samples.tokens.view(len(prompts), K, -1)[list(some)]
     lengths = samples.lengths.view(len(prompts), K)[list(some)]
-    return packed(lines, heads, tokens[:, :, : int(lengths.max())], lengths)
+    return padded_batch(lines, heads, tokens[:, :, : int(lengths.max())], lengths)
 
 
-def gradient(model: GPT2, pack: Pack, known: Sequence[Products] | None) -> list[Tensor]:
+def gradient(
+    model: GPT2, batch: SharedPrefixBatch, known: Sequence[Products] | None
+) -> list[Tensor]:
     """Hidden states, and what every parameter would do to a sum of them."""
     model.zero_grad()
-    hidden = states(pack, model, known=known)
+    hidden = states(batch, model, known=known)
     weights = torch.linspace(-1, 1, hidden.numel()).view_as(hidden)
     (hidden * weights).sum().backward()  # type: ignore[no-untyped-call]
     found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
@@ -86,11 +90,11 @@ def test_a_pass_from_the_tape_is_the_pass(
     answered(model, tape, prompts_of([9, 3], seed=1), keys=[100, 200])
     samples = answered(model, tape, prompts, keys, rows_at_once=rows_at_once)
     assert len(set(samples.lengths.tolist())) > 5  # rows are dropped on the way
-    pack = pack_of(prompts, samples, some)
-    known = tape.play([keys[i] for i in some], pack.head, pack.tail, pack.sources)
+    batch = batch_of(prompts, samples, some)
+    known = tape.play([keys[i] for i in some], batch.head, batch.tail, batch.sources)
     assert known is not None
-    expected = gradient(model, pack, None)
-    for one, other in zip(gradient(model, pack, known), expected, strict=True):
+    expected = gradient(model, batch, None)
+    for one, other in zip(gradient(model, batch, known), expected, strict=True):
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-5 * float(other.abs().max()))
 
 
@@ -124,14 +128,14 @@ def test_a_tape_takes_no_key_twice(model: GPT2) -> None:
 def test_nothing_is_multiplied_again(model: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts, tape = prompts_of(LENGTHS, seed=0), Tape(K, MOST)
     samples = answered(model, tape, prompts, range(6))
-    pack = pack_of(prompts, samples, range(6))
-    known = tape.play(range(6), pack.head, pack.tail, pack.sources)
+    batch = batch_of(prompts, samples, range(6))
+    known = tape.play(range(6), batch.head, batch.tail, batch.sources)
 
     def refuse(self: nn.Linear, x: Tensor) -> Tensor:
         raise AssertionError("a product was made")
 
     monkeypatch.setattr(nn.Linear, "forward", refuse)
-    states(pack, model, known=known)
+    states(batch, model, known=known)
 
 
 def test_nobody_listens_after_a_request(model: GPT2) -> None:
@@ -153,10 +157,10 @@ def test_what_is_not_on_the_tape_is_not_played(model: GPT2) -> None:
 def test_a_full_tape_forgets_everything(model: GPT2, most: int) -> None:
     prompts, tape = prompts_of(LENGTHS, seed=0), Tape(K, most)
     samples = answered(model, tape, prompts, range(6))
-    pack = pack_of(prompts, samples, range(6))
+    batch = batch_of(prompts, samples, range(6))
     assert tape.full
     assert not tape.parts
-    assert tape.play(range(6), pack.head, pack.tail, pack.sources) is None
+    assert tape.play(range(6), batch.head, batch.tail, batch.sources) is None
     answered(model, tape, prompts, keys=range(6, 12))
     assert not tape.parts
 

@@ -24,11 +24,14 @@ from rookworld.report.analysis import analyze
 from rookworld.report.run_reader import read_run
 from rookworld.rl import overlap
 from rookworld.rl.metrics import Clock, Metrics
+from rookworld.rl.models import reference_device
 from rookworld.rl.overlap import collect_groups
+from rookworld.rl.run_log import Hooks
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
-from rookworld.rl.state import State, new_state, reference_device
-from rookworld.rl.trainer import Hooks, follow_reference, learn, lr_at, together, train
+from rookworld.rl.state import State, new_state
+from rookworld.rl.step import follow_reference, learn, lr_at, merge_decisions
+from rookworld.rl.trainer import train
 from rookworld.rollout.collector import Collected
 from rookworld.runtime.errors import ConfigError, Diverged, RookworldError
 from rookworld.runtime.run_folder import read_json, read_lines
@@ -409,7 +412,7 @@ def test_several_updates_of_one_rollout_move_the_ratio(warm_folder: Path, tmp_pa
 def test_rulings_of_one_step_keep_every_event_and_the_first_weights_soundness() -> None:
     first = Ruling(Continue(), ({"cause": "a"},), sound=True)
     second = Ruling(Continue(), ({"cause": "b"},), sound=False)
-    merged = together([first, second], [{"cause": "c"}])
+    merged = merge_decisions([first, second], [{"cause": "c"}])
     assert [event["cause"] for event in merged.events] == ["c", "a", "b"]
     assert merged.sound
 

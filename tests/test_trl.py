@@ -23,8 +23,8 @@ from rookworld.cli.train import read_settings
 from rookworld.evaluation.evaluate import HeldOut
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.weights import load_model
+from rookworld.rl.run_log import Hooks
 from rookworld.rl.settings import TrainSettings
-from rookworld.rl.trainer import Hooks
 from rookworld.rl.trainer import train as native_train
 from rookworld.runtime.atomic_files import write_json
 from rookworld.runtime.errors import ConfigError, DataError, Diverged, RookworldError
@@ -102,7 +102,7 @@ def test_an_answer_without_its_end_is_malformed_where_the_end_is_known() -> None
 
 
 def test_a_dataset_without_the_truth_is_named() -> None:
-    with pytest.raises(DataError, match=r"no column moves, cp .* rookworld\.trl\.records"):
+    with pytest.raises(DataError, match=r"no column moves, cp .* rookworld\.trl\.rewards\.records"):
         policy_reward([""], ["x"], fen=["8/8/8/8/8/8/8/K1k5 w - - 0 1"])
 
 

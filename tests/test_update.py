@@ -21,13 +21,13 @@ from rookworld.model.kernels import cuda_graphs
 from rookworld.model.kernels.cuda_graphs import PassGraphs
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
-from rookworld.rl import credit, forward, update
-from rookworld.rl.batch import lined, pack, packed
-from rookworld.rl.forward import Learner, Micro, ValueHead
+from rookworld.rl import credit, forward, models, update
+from rookworld.rl.batch import causal_batch, padded_batch, shared_prefix_batch
+from rookworld.rl.forward import MicroBatch
+from rookworld.rl.models import Learner, ValueHead, make_optimizers
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.self_distill import Distiller
 from rookworld.rl.settings import TrainSettings
-from rookworld.rl.state import make_optimizers
 from rookworld.rl.update import Gradient
 from rookworld.rollout.prompts import Prompts
 from rookworld.rollout.types import Group, ListedMoveValues, Prompt, TokenValues
@@ -118,7 +118,7 @@ def coefs_of(settings: TrainSettings) -> update.Coefs:
 
 def computed(
     groups: Sequence[Group], learner: Learner, settings: TrainSettings, *, ahead: bool = False
-) -> tuple[Gradient, list[Tensor], list[Micro]]:
+) -> tuple[Gradient, list[Tensor], list[MicroBatch]]:
     """The update's gradient, parameter by parameter."""
     if not settings.advantages.gae:
         learner = replace(learner, value_head=None)
@@ -130,7 +130,7 @@ def computed(
     if settings.distill.distill_coef > 0:
         fens = [row.fen for row in tiny_rows(8, 0)]
         scratch.distill_batches = Distiller(fens, learner, tiny_tokenizer(), settings).batches(0)
-    totals = update.totals_of(micros, longest=20)
+    totals = update.step_totals(micros, longest=20)
     assert totals is not None
     coefs = coefs_of(settings)
     if ahead:
@@ -288,8 +288,8 @@ def test_choices_of_several_widths_share_a_pack_and_a_norm(
             assert worths[:width] == pytest.approx(expected)
     rows = micro.choices.rows
     answers = [at * K + i for at, one in enumerate(tables) for i in one.completions]
-    assert micro.pack.sequences[rows].tolist() == answers
-    assert micro.pack.places[rows].tolist() == [place for one in tables for place in one.positions]
+    assert micro.batch.sequences[rows].tolist() == answers
+    assert micro.batch.places[rows].tolist() == [place for one in tables for place in one.positions]
 
 
 def test_choices_of_answers_beyond_the_cap_teach_nothing(
@@ -298,10 +298,10 @@ def test_choices_of_answers_beyond_the_cap_teach_nothing(
     settings = settings_of(tmp_path, credit="choices").but(entropy_coef=0.0)
     _, gradients, micros = computed(groups, learner, settings)
     assert any(gradient.any() for gradient in gradients)
-    totals = update.totals_of(micros, longest=20)
+    totals = update.step_totals(micros, longest=20)
     assert totals is not None
     for micro in micros:
-        micro.kept = torch.zeros(micro.pack.count, dtype=torch.bool)
+        micro.kept = torch.zeros(micro.batch.count, dtype=torch.bool)
     for parameter in learner.parameters():
         parameter.grad = None
     update.gradient(micros, learner, totals, settings, update.Coefs(0.0, 0.0), StepScratch())
@@ -441,12 +441,12 @@ def test_mask_covers_exactly_the_sampled_ids_end_token_included(
 ) -> None:
     _, _, micros = computed(groups, learner, settings_of(tmp_path, micro_tokens=500))
     for micro in micros:
-        rows = iter(micro.pack.targets.tolist())
+        rows = iter(micro.batch.targets.tolist())
         mask = micro.mask()
         for number, group in enumerate(micro.groups):
             for i, length in enumerate(group.lengths.tolist()):
                 assert mask[number * K + i].tolist() == [
-                    place < length for place in range(micro.pack.width)
+                    place < length for place in range(micro.batch.width)
                 ]
                 trained = [next(rows) for _ in range(length)]
                 assert trained == group.tokens[i, :length].tolist()
@@ -480,17 +480,17 @@ def test_answers_beyond_the_cap_are_left_out_of_loss_and_count(
     cap = (distances[4] + distances[5]) / 2
     _, _, micros = computed(groups, learner, settings_of(tmp_path, kl_collect_cap=cap))
     assert sum(int(micro.kept.sum()) for micro in micros if micro.kept is not None) == 5
-    totals = update.totals_of(micros, longest=20)
+    totals = update.step_totals(micros, longest=20)
     assert totals is not None
     assert totals.sequences == 5
     assert totals.tokens == sum(int(micro.mask().sum()) for micro in micros)
     none = forward.prepare(groups, learner, settings_of(tmp_path, kl_collect_cap=1e-9), eos=0)
-    assert update.totals_of(none, longest=20) is None
+    assert update.step_totals(none, longest=20) is None
 
 
-def cap_distances(micro: Micro, learner: Learner, settings: TrainSettings) -> list[float]:
+def cap_distances(micro: MicroBatch, learner: Learner, settings: TrainSettings) -> list[float]:
     x = micro.old_logp - forward.reference_logp(micro, learner, settings)
-    grid = micro.pack.grid((-x).exp() - 1 + x)
+    grid = micro.batch.grid((-x).exp() - 1 + x)
     lengths = torch.cat([group.lengths for group in micro.groups])
     return [float(value) for value in grid.sum(-1) / lengths]
 
@@ -503,7 +503,7 @@ def test_k1_takes_the_summed_log_ratio_off_the_reward(
     for micro in micros:
         plain = credit.answer_rewards(micro, learner, settings, None, 0.0)
         less = credit.answer_rewards(micro, learner, settings, None, 0.5)
-        x = micro.pack.grid(micro.old_logp - forward.reference_logp(micro, learner, settings))
+        x = micro.batch.grid(micro.old_logp - forward.reference_logp(micro, learner, settings))
         assert torch.allclose(plain - less, 0.5 * x.sum(-1).view_as(plain).double())
 
 
@@ -523,8 +523,8 @@ def test_large_vocabularies_are_scored_in_chunks_with_the_same_gradient(
 ) -> None:
     settings = settings_of(tmp_path)
     _, expected, _ = computed(groups, learner, settings)
-    monkeypatch.setattr(forward, "CHUNK_VOCABULARY", 1)
-    monkeypatch.setattr(forward, "CHUNK_ROWS", 7)
+    monkeypatch.setattr(models, "CHUNK_VOCABULARY", 1)
+    monkeypatch.setattr(models, "CHUNK_ROWS", 7)
     _, found, _ = computed(groups, learner, settings)
     assert relative(found, expected) < 1e-6
 
@@ -552,7 +552,7 @@ def test_passes_that_may_be_recorded_have_the_same_gradient(
 def test_packs_padded_to_a_multiple_say_the_same(
     learner: Learner, groups: list[Group], multiple: int
 ) -> None:
-    plain, padded = pack(groups, 0), pack(groups, 0, multiple)
+    plain, padded = shared_prefix_batch(groups, 0), shared_prefix_batch(groups, 0, multiple)
     assert padded.head % multiple == 0 == (padded.width - 1) % multiple
     assert padded.ids.shape[1] > plain.ids.shape[1]
     for name in ("targets", "sequences", "places"):
@@ -566,9 +566,9 @@ def test_one_answer_behind_its_own_prompt_says_the_same(learner: Learner) -> Non
     prompts, answers = (
         torch.randint(1, 60, size, generator=generator) for size in ((3, 9), (3, 4))
     )
-    behind = packed(prompts, heads, answers[:, None], torch.full((3, 1), 4))
+    behind = padded_batch(prompts, heads, answers[:, None], torch.full((3, 1), 4))
     for tokens in (12, 16):
-        own = lined(prompts, heads, answers, tokens)
+        own = causal_batch(prompts, heads, answers, tokens)
         assert own.ids.shape == own.positions.shape == (1, 3 * tokens)
         assert int(own.positions.max()) == 9 + 4 - 2
         for name in ("targets", "sequences", "places", "count", "width", "answers"):
@@ -578,7 +578,7 @@ def test_one_answer_behind_its_own_prompt_says_the_same(learner: Learner) -> Non
 
 
 def test_padding_stands_no_further_than_the_longest_answer(groups: list[Group]) -> None:
-    found = pack(groups, 0)
+    found = shared_prefix_batch(groups, 0)
     longest = max(len(group.prompt.ids) + int(group.lengths.max()) for group in groups)
     padded = max(len(group.prompt.ids) for group in groups) + found.width
     assert int(found.positions.max()) < longest < padded
@@ -601,8 +601,8 @@ def test_the_reference_may_live_elsewhere(
     groups: list[Group], learner: Learner, tmp_path: Path
 ) -> None:
     settings = settings_of(tmp_path)
-    (packed, *_) = [micro.pack for micro in forward.prepare(groups, learner, settings, eos=0)]
+    (batch, *_) = [micro.batch for micro in forward.prepare(groups, learner, settings, eos=0)]
     elsewhere = replace(learner, reference=copy.deepcopy(learner.reference).to("meta"))
-    there = forward.reference_pass(packed, elsewhere, settings)
-    assert there.device.type == "meta" and len(there) == len(packed.targets)
-    assert packed.to(packed.ids.device) is packed
+    there = forward.reference_pass(batch, elsewhere, settings)
+    assert there.device.type == "meta" and len(there) == len(batch.targets)
+    assert batch.to(batch.ids.device) is batch

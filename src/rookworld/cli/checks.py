@@ -49,7 +49,7 @@ def overfit(args: list[str]) -> int:
     """`rookworld overfit`: three criteria on one fixed batch, exit code 1 if one fails."""
     from rookworld.rl.checks import fixed_batch
     from rookworld.rl.checks import overfit as run_overfit
-    from rookworld.rl.trainer import Hooks
+    from rookworld.rl.run_log import Hooks
 
     start = override(TrainSettings(), TRAIN_PRESETS["overfit"], "preset overfit")
     start = start.but(out=Path("runs/overfit"))

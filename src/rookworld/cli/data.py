@@ -23,7 +23,7 @@ from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.policy import POLICY
 
 if TYPE_CHECKING:
-    from rookworld.pretrain.dataset import Packed
+    from rookworld.pretrain.dataset import TokenizedRows
 
 
 def data(args: list[str]) -> int:
@@ -111,7 +111,7 @@ def _pack(args: list[str]) -> int:
     flags = ["--source", *sources, *rest] if sources else rest
     settings = parse(PackSettings, flags, command="rookworld data pack", default=PackSettings())
     tokenizer = pick_tokenizer(settings.tokenizer)
-    parts: dict[str, list[Packed]] = {}
+    parts: dict[str, list[TokenizedRows]] = {}
     for source in settings.source:
         for packed, _ in pack_source(
             source, tokenizer, hard=settings.hard_share, softness=settings.softness
@@ -127,7 +127,7 @@ def _pack(args: list[str]) -> int:
     return 0
 
 
-def packed_task(packed: Packed) -> str:
+def packed_task(packed: TokenizedRows) -> str:
     """The task of packed rows, by what they have to answer; a source may be packed already."""
     from rookworld.pretrain.dataset import FIRST_MOVE, STATE
 

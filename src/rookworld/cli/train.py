@@ -23,7 +23,7 @@ from rookworld.tasks.task import Row
 
 if TYPE_CHECKING:
     from rookworld.evaluation.evaluate import Evaluation, HeldOut
-    from rookworld.rl.trainer import Evaluate
+    from rookworld.rl.run_log import Evaluate
 
 COMMAND = "rookworld train"
 Rows = list[Row]
@@ -130,7 +130,7 @@ def dry_run(settings: TrainSettings, rows: Rows) -> int:
 
 def warn_of_trained_on(settings: TrainSettings, rows: Rows, held: HeldOut) -> None:
     """Say that held-out numbers mean nothing; learning rows by heart on purpose stays possible."""
-    from rookworld.trl.plan import trained_on
+    from rookworld.rl.leakage import trained_on
 
     if seen := trained_on(settings, rows, held):
         say(f"warning: {seen}")

@@ -29,7 +29,7 @@ def watch(
     """Hooks that keep the terminal and the loggers up to date."""
     from rookworld.evaluation.evaluate import save_found
     from rookworld.rl.metrics import log_line
-    from rookworld.rl.trainer import Hooks
+    from rookworld.rl.run_log import Hooks
 
     def on_step(step: int, metrics: Mapping[str, float]) -> None:
         record(step, metrics)

@@ -204,20 +204,34 @@ def prune(folder: Path, keep: int) -> None:
         shutil.rmtree(leftover)
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer, prefix: str) -> dict[str, Tensor]:
-    """An optimizer's moments under flat names."""
+def optimizer_tensors(
+    optimizers: Iterable[torch.optim.Optimizer], prefixes: Iterable[str]
+) -> dict[str, Tensor]:
+    """The moments of optimizers under flat names."""
     return {
         f"{prefix}.{index}.{name}": value
+        for optimizer, prefix in zip(optimizers, prefixes, strict=False)
         for index, moments in optimizer.state_dict()["state"].items()
         for name, value in moments.items()
         if isinstance(value, Tensor)
     }
 
 
+def restore_optimizers(
+    optimizers: Iterable[torch.optim.Optimizer],
+    tensors: Mapping[str, Tensor],
+    prefixes: Iterable[str],
+) -> None:
+    """Put the moments saved by `optimizer_tensors` back in place of those there are."""
+    for optimizer, prefix in zip(optimizers, prefixes, strict=False):
+        optimizer.state.clear()
+        restore_optimizer(optimizer, tensors, prefix)
+
+
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], prefix: str
 ) -> None:
-    """Put the moments saved by `optimizer_tensors` back."""
+    """Put the moments of one optimizer back."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in below(tensors, prefix):

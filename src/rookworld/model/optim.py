@@ -79,10 +79,33 @@ def muon_of(
     return StackedMuon(groups, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
 
 
-def stepped_by(optimizers: Iterable[torch.optim.Optimizer]) -> set[Tensor]:
-    """The weights that some optimizers step."""
-    groups = (group for one in optimizers for group in one.param_groups)
-    return {weight for group in groups for weight in group["params"]}
+def build_optimizers(
+    named: Iterable[tuple[str, nn.Parameter]],
+    groups: Iterable[dict[str, Any]],
+    *,
+    muon: bool,
+    lr: float,
+    weight_decay: float,
+    eps: float = 1e-8,
+    adam_lr: float | None = None,
+    fused: bool = False,
+) -> list[torch.optim.Optimizer]:
+    """AdamW for `groups`; with `muon`, Muon for the block matrices among `named` instead."""
+    made = [muon_of(named, lr, weight_decay)] if muon else []
+    taken = {weight for one in made for group in one.param_groups for weight in group["params"]}
+    rest = [
+        {**group, "params": [p for p in group["params"] if p.requires_grad and p not in taken]}
+        for group in groups
+    ]
+    adam = torch.optim.AdamW(
+        rest,
+        lr=lr if adam_lr is None else adam_lr,
+        betas=(0.9, 0.95),
+        eps=eps,
+        weight_decay=weight_decay,
+        fused=fused,
+    )
+    return [adam, *made]
 
 
 def as_muon_sees(named: Iterable[tuple[str, nn.Parameter]]) -> list[dict[str, Any]]:

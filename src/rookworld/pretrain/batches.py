@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.pretrain import dataset
-from rookworld.pretrain.dataset import Packed
+from rookworld.pretrain.dataset import TokenizedRows
 from rookworld.pretrain.settings import PretrainSettings
 from rookworld.rollout import symmetry
 from rookworld.rollout.symmetry import Symmetry
@@ -34,7 +34,7 @@ WIDTH_STEP, START_STEP = 16, 8
 class Source:
     """Packed rows on the device and how many of them each step takes."""
 
-    packed: Packed
+    packed: TokenizedRows
     tensors: dict[str, Tensor]
     per_step: int
     longest: int
@@ -56,7 +56,7 @@ class Picks:
 
 
 @dataclass
-class Micro:
+class SupervisedBatch:
     """One forward pass: rows of like length, on the device."""
 
     tokens: Tensor
@@ -68,8 +68,8 @@ class Micro:
     """At most the shortest prompt's length: no target lies before it."""
 
 
-def place(
-    sources: Sequence[tuple[Packed, float]], settings: PretrainSettings, device: torch.device
+def sources_on_device(
+    sources: Sequence[tuple[TokenizedRows, float]], settings: PretrainSettings, device: torch.device
 ) -> list[Source]:
     """Sources on the device, each with its rows a step (at least one, summing to the batch)."""
     total = sum(share for _, share in sources)
@@ -90,7 +90,7 @@ def place(
     return placed
 
 
-def on_device(packed: Packed, device: torch.device) -> dict[str, Tensor]:
+def on_device(packed: TokenizedRows, device: torch.device) -> dict[str, Tensor]:
     small = {"tokens": np.int32, "fields": np.uint8, "prompts": np.int64, "choices": np.int64}
     arrays = {name: getattr(packed, name).astype(kind) for name, kind in small.items()}
     shares = packed.shares.astype(np.float32)
@@ -115,7 +115,7 @@ def symmetry_tables(
     ]
 
 
-def sent(array: NDArray[Any], device: torch.device) -> Tensor:
+def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     """An array on the device; from pinned memory, or the copy would wait for the GPU to be idle."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
@@ -128,7 +128,7 @@ def step_batches(
     symmetries: Sequence[tuple[Symmetry, dict[str, Tensor]]],
     settings: PretrainSettings,
     device: torch.device,
-) -> Iterator[Micro]:
+) -> Iterator[SupervisedBatch]:
     """This rank's rows of the step, as passes of rows of like length."""
     rows = [
         rows_of_step(len(source.packed), source.per_step, step, settings.seed) for source in sources
@@ -142,7 +142,7 @@ def step_batches(
     )
     mine = np.arange(len(picks.rows))[distributed.rank() :: distributed.world_size()]
     for chosen in cut(picks.lengths, mine, settings.micro_tokens):
-        yield gather(chosen, picks, sources, symmetries, tokenizer)
+        yield make_batch(chosen, picks, sources, symmetries, tokenizer)
 
 
 def rows_of_step(count: int, per_step: int, step: int, seed: int) -> NDArray[np.int64]:
@@ -180,13 +180,13 @@ def cut(
             start = place
 
 
-def gather(
+def make_batch(
     chosen: NDArray[np.int64],
     picks: Picks,
     sources: Sequence[Source],
     symmetries: Sequence[tuple[Symmetry, dict[str, Tensor]]],
     tokenizer: Tokenizer,
-) -> Micro:
+) -> SupervisedBatch:
     """The chosen rows of all sources as one batch, symmetries applied at random."""
     numbers = np.unique(picks.sources[chosen]).tolist()
     longest = max(sources[number].longest for number in numbers)
@@ -196,11 +196,11 @@ def gather(
         places = chosen[picks.sources[chosen] == number]
         source = sources[number]
         device = source.tensors["tokens"].device
-        rows = sent(picks.rows[places], device)
+        rows = to_device(picks.rows[places], device)
         batch = {name: tensor[rows] for name, tensor in source.tensors.items()}
         if source.symmetric:
             for (kind, table), random in zip(symmetries, picks.chance, strict=False):
-                wanted = sent(random[places] < 0.5, device)
+                wanted = to_device(random[places] < 0.5, device)
                 transform(batch, kind, table, wanted, tokenizer)
         batch["tokens"] = fit(batch["tokens"].long(), width, tokenizer.eos)
         batch["fields"] = fit(batch["fields"].long(), width, dataset.PROMPT)
@@ -209,7 +209,7 @@ def gather(
     joined = {name: torch.cat(tensors) for name, tensors in parts.items()}
     # rounded, so that few shapes are compiled; tokens of a prompt are no targets
     shortest = int(picks.prompts[chosen].min())
-    return Micro(**joined, start=max(1, shortest - shortest % START_STEP))
+    return SupervisedBatch(**joined, start=max(1, shortest - shortest % START_STEP))
 
 
 def even_width(width: int, longest: int) -> int:

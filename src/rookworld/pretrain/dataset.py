@@ -36,7 +36,7 @@ Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
-class Packed:
+class TokenizedRows:
     """Rows as arrays. All have one line a row; what lies beyond `lengths` is the end token."""
 
     tokens: NDArray[np.uint16]
@@ -58,10 +58,10 @@ class Packed:
 
 def pack_policy(
     rows: Sequence[PolicyRow], tokenizer: Tokenizer, softness: float = 0.03, hard: float = 0.5
-) -> Packed:
+) -> TokenizedRows:
     """Analysis rows; the first move's target is `hard` the best move, the rest spread by win %."""
 
-    def pack(chunk: Sequence[PolicyRow]) -> Packed:
+    def pack(chunk: Sequence[PolicyRow]) -> TokenizedRows:
         prompts = [POLICY.prompt(row, tokenizer.style) for row in chunk]
         answers = [POLICY.answer(row, tokenizer.style) for row in chunk]
         spans = [_policy_fields(a, _is_whole(row)) for a, row in zip(answers, chunk, strict=True)]
@@ -71,15 +71,15 @@ def pack_policy(
             [row.moves for row in chunk],
             [_win_shares(row, softness, hard) for row in chunk],
         )
-        return Packed(packed[0], packed[1], packed[2], packed[3], choices, shares)
+        return TokenizedRows(packed[0], packed[1], packed[2], packed[3], choices, shares)
 
     return _in_chunks(rows, pack)
 
 
-def pack_mates(rows: Sequence[tuple[str, tuple[str, ...]]], tokenizer: Tokenizer) -> Packed:
+def pack_mates(rows: Sequence[tuple[str, tuple[str, ...]]], tokenizer: Tokenizer) -> TokenizedRows:
     """Positions with their mating moves: only the first move is a target, any mate is right."""
 
-    def pack(chunk: Sequence[tuple[str, tuple[str, ...]]]) -> Packed:
+    def pack(chunk: Sequence[tuple[str, tuple[str, ...]]]) -> TokenizedRows:
         prompts = [
             POLICY.prompt(PolicyRow(fen, mates, ()), tokenizer.style) for fen, mates in chunk
         ]
@@ -89,27 +89,29 @@ def pack_mates(rows: Sequence[tuple[str, tuple[str, ...]]], tokenizer: Tokenizer
         even = [[1.0 / min(len(mates), CHOICES)] * min(len(mates), CHOICES) for _, mates in chunk]
         choices, shares = _soft_targets(tokenizer, [mates for _, mates in chunk], even)
         fields = np.where(packed[1] == FIRST_MOVE, packed[1], PROMPT).astype(np.uint8)
-        return Packed(packed[0], fields, packed[2], packed[3], choices, shares)
+        return TokenizedRows(packed[0], fields, packed[2], packed[3], choices, shares)
 
     return _in_chunks(rows, pack)
 
 
-def pack_environment(rows: Sequence[EnvironmentRow], tokenizer: Tokenizer) -> Packed:
+def pack_environment(rows: Sequence[EnvironmentRow], tokenizer: Tokenizer) -> TokenizedRows:
     """State-transition rows: the new position, then its outcome (reward and the two flags)."""
 
-    def pack(chunk: Sequence[EnvironmentRow]) -> Packed:
+    def pack(chunk: Sequence[EnvironmentRow]) -> TokenizedRows:
         prompts = [ENVIRONMENT.prompt(row, tokenizer.style) for row in chunk]
         answers = [ENVIRONMENT.answer(row, tokenizer.style) for row in chunk]
         spans = [[(a.index("+"), STATE), (len(a), OUTCOME)] for a in answers]
         packed = _assemble(tokenizer, prompts, answers, spans)
         none = np.zeros((len(chunk), CHOICES))
         empty = (none.astype(np.uint16), none.astype(np.uint8))
-        return Packed(packed[0], packed[1], packed[2], packed[3], *empty)
+        return TokenizedRows(packed[0], packed[1], packed[2], packed[3], *empty)
 
     return _in_chunks(rows, pack)
 
 
-def _in_chunks(rows: Sequence[Row], pack: Callable[[Sequence[Row]], Packed]) -> Packed:
+def _in_chunks(
+    rows: Sequence[Row], pack: Callable[[Sequence[Row]], TokenizedRows]
+) -> TokenizedRows:
     """Pack a few thousand rows at a time: encodings are large while they are Python objects."""
     if not rows:
         raise DataError("no rows to train on")
@@ -204,7 +206,7 @@ def _soft_targets(
     return choices, weights
 
 
-def join(parts: Sequence[Packed]) -> Packed:
+def join(parts: Sequence[TokenizedRows]) -> TokenizedRows:
     """Several packed arrays as one, as wide as the widest."""
     width = max(part.tokens.shape[1] for part in parts)
     eos = int(parts[0].tokens[0, -1])
@@ -212,7 +214,7 @@ def join(parts: Sequence[Packed]) -> Packed:
     def widened(array: NDArray[np.generic], fill: int) -> NDArray[np.generic]:
         return np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=fill)
 
-    return Packed(
+    return TokenizedRows(
         np.concatenate([widened(part.tokens, eos) for part in parts]).astype(np.uint16),
         np.concatenate([widened(part.fields, PROMPT) for part in parts]).astype(np.uint8),
         np.concatenate([part.prompts for part in parts]),
@@ -222,10 +224,10 @@ def join(parts: Sequence[Packed]) -> Packed:
     )
 
 
-def taken(packed: Packed, rows: NDArray[np.int64]) -> Packed:
+def select_rows(packed: TokenizedRows, rows: NDArray[np.int64]) -> TokenizedRows:
     """Some rows, as wide as the longest of them."""
     width = int(packed.lengths[rows].max(initial=1))
-    return Packed(
+    return TokenizedRows(
         packed.tokens[rows, :width],
         packed.fields[rows, :width],
         packed.prompts[rows],
@@ -238,7 +240,7 @@ def taken(packed: Packed, rows: NDArray[np.int64]) -> Packed:
 NAMES = ("tokens", "fields", "prompts", "lengths", "choices", "shares")
 
 
-def save_packed(packed: Packed, path: Path) -> None:
+def save_packed(packed: TokenizedRows, path: Path) -> None:
     """One `.npz` any numpy reads; LZMA, since boards of one game repeat each other."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
         for name in NAMES:
@@ -246,15 +248,15 @@ def save_packed(packed: Packed, path: Path) -> None:
                 np.lib.format.write_array(file, np.asarray(getattr(packed, name)))
 
 
-def load_packed(path: Path) -> Packed:
+def load_packed(path: Path) -> TokenizedRows:
     try:
         with np.load(path, allow_pickle=False) as archive:
-            return Packed(**{name: archive[name] for name in NAMES})
+            return TokenizedRows(**{name: archive[name] for name in NAMES})
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: not a file of packed rows ({error})") from None
 
 
-def summary(packed: Packed) -> str:
+def summary(packed: TokenizedRows) -> str:
     """One line about packed rows for a log."""
     widths = [int(np.percentile(packed.lengths, q)) for q in (0, 50, 100)]
     return f"{len(packed):,} rows of {widths[0]}–{widths[1]}–{widths[2]} tokens"

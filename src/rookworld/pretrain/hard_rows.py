@@ -17,22 +17,22 @@ from numpy.typing import NDArray
 
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.precision import passes_in
-from rookworld.pretrain.dataset import PROMPT, STATE, Packed, taken
+from rookworld.pretrain.dataset import PROMPT, STATE, TokenizedRows, select_rows
 from rookworld.runtime.errors import DataError
 
 SCORES_AT_ONCE = {"cpu": 1 << 24, "cuda": 1 << 28}
 """Tokens of answers × vocabulary that are looked at together."""
 
 
-def environment_rows(packed: Packed) -> Packed:
+def environment_rows(packed: TokenizedRows) -> TokenizedRows:
     """The rows that speak of a move and what became of it."""
-    return taken(packed, np.flatnonzero((packed.fields == STATE).any(1)))
+    return select_rows(packed, np.flatnonzero((packed.fields == STATE).any(1)))
 
 
 @torch.no_grad()
 def worst_losses(
     model: GPT2,
-    packed: Packed,
+    packed: TokenizedRows,
     *,
     at_once: int | None = None,
     progress: Callable[[int, int], None] = lambda done, all_: None,
@@ -62,7 +62,7 @@ def worst_losses(
     return found
 
 
-def check_fit(model: GPT2, packed: Packed) -> None:
+def check_fit(model: GPT2, packed: TokenizedRows) -> None:
     """Refuse rows that the model has no embedding for."""
     config, longest, top = model.config, packed.lengths.max(initial=0), packed.tokens.max(initial=0)
     if longest > config.n_positions:
@@ -74,10 +74,12 @@ def check_fit(model: GPT2, packed: Packed) -> None:
         )
 
 
-def hardest(packed: Packed, losses: NDArray[np.float32], *, least: float, most: int) -> Packed:
+def hardest(
+    packed: TokenizedRows, losses: NDArray[np.float32], *, least: float, most: int
+) -> TokenizedRows:
     """The rows with a loss of at least `least`, at most `most` of them, in their order."""
     if not np.isfinite(losses).all():
         raise DataError("the model's losses are not finite: its weights are broken")
     hard = np.flatnonzero(losses >= least)
     hard = hard[np.argsort(-losses[hard], kind="stable")][:most]
-    return taken(packed, np.sort(hard))
+    return select_rows(packed, np.sort(hard))

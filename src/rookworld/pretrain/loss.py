@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rookworld.model.gpt2 import GPT2
 from rookworld.pretrain import dataset
-from rookworld.pretrain.batches import Micro, sent
+from rookworld.pretrain.batches import SupervisedBatch, to_device
 from rookworld.pretrain.settings import PretrainSettings
 
 
@@ -24,11 +24,11 @@ def field_weights(settings: PretrainSettings, device: torch.device) -> Tensor:
         settings.state_weight,
         settings.outcome_weight,
     ]
-    return sent(np.array(weights, dtype=np.float32), device)
+    return to_device(np.array(weights, dtype=np.float32), device)
 
 
 def micro_loss(
-    model: GPT2, micro: Micro, table: Tensor, repeat_weight: float = 0.0
+    model: GPT2, micro: SupervisedBatch, table: Tensor, repeat_weight: float = 0.0
 ) -> tuple[Tensor, list[Tensor]]:
     """Weighted negative log-likelihood, summed; and (weight, first moves right, first moves)."""
     rows, length = micro.tokens.shape

@@ -14,7 +14,7 @@ from rookworld.data.sources import load_rows
 from rookworld.model.tokenizer import Tokenizer, chess_tokenizer
 from rookworld.model.weights import resolve_folder
 from rookworld.pretrain import dataset
-from rookworld.pretrain.dataset import Packed
+from rookworld.pretrain.dataset import TokenizedRows
 from rookworld.runtime.errors import ConfigError
 from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.notation import CASTLING, EN_PASSANT, EVALS, MOVES
@@ -30,9 +30,9 @@ def pick_tokenizer(name: str) -> Tokenizer:
 
 def load_sources(
     sources: Sequence[str], tokenizer: Tokenizer, *, hard: float, softness: float
-) -> list[tuple[Packed, float]]:
+) -> list[tuple[TokenizedRows, float]]:
     """Every source packed, with its share; sources without one count by their rows."""
-    loaded: list[tuple[Packed, float | None]] = []
+    loaded: list[tuple[TokenizedRows, float | None]] = []
     for source in sources:
         path, share = split_share(source)
         parts = [packed for packed, _ in pack_source(path, tokenizer, hard=hard, softness=softness)]
@@ -60,7 +60,7 @@ def split_share(source: str) -> tuple[str, float | None]:
 
 def pack_source(
     source: str, tokenizer: Tokenizer, *, hard: float, softness: float
-) -> Iterator[tuple[Packed, str]]:
+) -> Iterator[tuple[TokenizedRows, str]]:
     """A source's rows by task, packed, each with the task's name (empty if there is only one)."""
     if source.endswith(".npz"):
         yield dataset.load_packed(Path(source)), ""

@@ -17,31 +17,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rookworld.model.checkpoint import (
-    Checkpoint,
-    below,
-    drop_after,
-    load_checkpoint,
-    newest_step,
-    optimizer_tensors,
-    prune,
-    refuse_another_kind,
-    restore_optimizer,
-    save_checkpoint,
-)
+from rookworld.grpo.schedule import lr_multiplier
+from rookworld.model import sharding
+from rookworld.model.checkpoint import Checkpoint, below, optimizer_tensors, restore_optimizers
 from rookworld.model.gpt2 import GPT2, GPT2Config
-from rookworld.model.optim import muon_of, stepped_by
+from rookworld.model.lifecycle import (
+    begin_run,
+    due,
+    finish_run,
+    held,
+    resumable,
+    resume_run,
+    save_run,
+)
+from rookworld.model.optim import build_optimizers
 from rookworld.model.precision import passes_in
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
-from rookworld.pretrain.batches import Source, place, step_batches, symmetry_tables
-from rookworld.pretrain.dataset import Packed
+from rookworld.pretrain.batches import Source, sources_on_device, step_batches, symmetry_tables
+from rookworld.pretrain.dataset import TokenizedRows
 from rookworld.pretrain.loss import field_weights, micro_loss
 from rookworld.pretrain.settings import PretrainSettings
 from rookworld.rollout.symmetry import Symmetry
 from rookworld.runtime import distributed
-from rookworld.runtime.atomic_files import write_json
-from rookworld.runtime.config import resolved
 from rookworld.runtime.errors import ConfigError, Diverged
 from rookworld.runtime.processes import Interrupted, interruptible
 from rookworld.runtime.run_folder import Run, origin
@@ -49,6 +47,8 @@ from rookworld.runtime.run_folder import Run, origin
 Say = Callable[[str], None]
 OnStep = Callable[[int, dict[str, float]], None]
 SHAPE = ("n_layer", "n_embd", "n_head", "n_positions")
+MOMENTS = ("optimizer0", "optimizer1")
+"""What the moments of AdamW and Muon are called in a checkpoint."""
 MAX_SKIPPED = 50
 """Updates without finite gradients after which there is nothing to wait for."""
 
@@ -69,7 +69,7 @@ class State:
 
 def pretrain(
     settings: PretrainSettings,
-    sources: Sequence[tuple[Packed, float]],
+    sources: Sequence[tuple[TokenizedRows, float]],
     tokenizer: Tokenizer,
     *,
     evaluate: Callable[[GPT2, Tokenizer], dict[str, Any]] | None = None,
@@ -81,14 +81,15 @@ def pretrain(
     state = new_state(settings, tokenizer, device)
     settings = as_started(settings, state.model, tokenizer)
     run = Run(settings.out)
-    loaded = place(sources, settings, device)
+    loaded = sources_on_device(sources, settings, device)
     symmetries = symmetry_tables(tokenizer, settings, device)
     if settings.repeat_weight and tokenizer.style != "compact":
         raise ConfigError("--repeat-weight needs the chess tokenizer; use --repeat-weight 0")
     passes = compiled(state.model, settings, device)
-    with distributed.held_by_first(run.in_use()), interruptible() as asked_to_stop:
+    with held(run), interruptible() as asked_to_stop:
         if not resume(state, run, settings, say):
-            begin(state, run, settings, say)
+            begin_run(run, settings, origin(settings.seed), say)
+            save(run, state, settings)
         while state.step < settings.steps:
             began = time.perf_counter()
             set_rates(state, settings)
@@ -105,11 +106,7 @@ def pretrain(
                 save(run, state, settings)
             if stopping:
                 raise Interrupted(f"stopped after step {state.step}; --resume goes on from there")
-        return finish(run, state)
-
-
-def due(step: int, every: int, last: int) -> bool:
-    return step == last or (every > 0 and step % every == 0)
+        return finish_run(run, state.model, state.tokenizer, state.step)
 
 
 def new_state(settings: PretrainSettings, tokenizer: Tokenizer, device: torch.device) -> State:
@@ -151,22 +148,20 @@ def as_started(settings: PretrainSettings, model: GPT2, tokenizer: Tokenizer) ->
 
 
 def make_optimizers(model: GPT2, settings: PretrainSettings) -> list[torch.optim.Optimizer]:
-    """AdamW, and Muon for block matrices if it is asked for."""
-    asked = settings.optimizer == "muon"
-    lr, decay = settings.lr, settings.weight_decay
-    muon = [muon_of(model.named_parameters(), lr, decay)] if asked else []
-    taken = stepped_by(muon)
-    rest = [weight for weight in model.parameters() if weight not in taken]
-    adam = torch.optim.AdamW(
+    """Biases and gains do not decay."""
+    weights = list(model.parameters())
+    return build_optimizers(
+        model.named_parameters(),
         [
-            {"params": [w for w in rest if w.ndim == 2], "weight_decay": settings.weight_decay},
-            {"params": [w for w in rest if w.ndim < 2], "weight_decay": 0.0},
+            {"params": [w for w in weights if w.ndim == 2]},
+            {"params": [w for w in weights if w.ndim < 2], "weight_decay": 0.0},
         ],
-        lr=settings.lr_other,
-        betas=(0.9, 0.95),
+        muon=settings.optimizer == "muon",
+        lr=settings.lr,
+        adam_lr=settings.lr_other,
+        weight_decay=settings.weight_decay,
         fused=model.device.type == "cuda",
     )
-    return [adam, *muon]
 
 
 def set_rates(state: State, settings: PretrainSettings) -> None:
@@ -178,11 +173,8 @@ def set_rates(state: State, settings: PretrainSettings) -> None:
 
 
 def rate_factor(step: int, settings: PretrainSettings) -> float:
-    if step < settings.lr_warmup_steps:
-        return (step + 1) / settings.lr_warmup_steps
-    left = max(1, settings.steps - settings.lr_warmup_steps)
-    turned = 0.5 * (1 + math.cos(math.pi * (step - settings.lr_warmup_steps) / left))
-    return settings.lr_final + (1 - settings.lr_final) * turned
+    warm, final = settings.lr_warmup_steps, settings.lr_final
+    return lr_multiplier("cosine", step, settings.steps, warm, final)
 
 
 def compiled(model: GPT2, settings: PretrainSettings, device: torch.device) -> GPT2:
@@ -287,59 +279,23 @@ def record(run: Run, state: State, evaluate: Callable[[GPT2, Tokenizer], dict[st
 
 
 def save(run: Run, state: State, settings: PretrainSettings) -> None:
-    if distributed.rank() == 0:
-        tensors: dict[str, Tensor] = {}
-        for number, optimizer in enumerate(state.optimizers):
-            tensors |= optimizer_tensors(optimizer, f"optimizer{number}")
-        for number, found in enumerate(state.window):
-            tensors |= {f"window.{number:06d}.{name}": value for name, value in found.items()}
-        folder = run.folder / "checkpoints" / f"step-{state.step:06d}"
-        plain = {"step": state.step, "window_s": state.window_s}
-        save_checkpoint(folder, state.model, state.tokenizer, tensors, plain)
-        prune(run.folder, settings.keep)
-    distributed.barrier()
-
-
-def begin(state: State, run: Run, settings: PretrainSettings, say: Say) -> None:
-    """Write down how this run begins, and a state to return to."""
-
-    def write() -> None:
-        run.clear(say, overwrite=settings.overwrite, resume=settings.resume)
-        write_json(run.folder / "config.json", resolved(settings))
-        write_json(run.folder / "origin.json", origin(settings.seed))
-
-    distributed.barrier()  # every rank has seen the folder: none makes it again while it is cleared
-    distributed.by_first(write)
-    save(run, state, settings)
+    tensors = optimizer_tensors(state.optimizers, MOMENTS)
+    for number, found in enumerate(state.window):
+        tensors |= {f"window.{number:06d}.{name}": value for name, value in found.items()}
+    plain = {"step": state.step, "window_s": state.window_s}
+    save_run(run, state.model, state.tokenizer, tensors, plain, keep=settings.keep)
 
 
 def resume(state: State, run: Run, settings: PretrainSettings, say: Say) -> bool:
     """Go on from the newest whole checkpoint; whether there was one."""
-    if not settings.resume:
+    found = resumable(run, "pretrain", state.model, say) if settings.resume else None
+    if found is None:
         return False
-    step = int(distributed.by_first(lambda: newest_step(run.folder, say)))
-    if step < 0:
-        return False
-    newest = run.folder / "checkpoints" / f"step-{step:06d}"
-    checkpoint = load_checkpoint(newest)
-    refuse_another_kind(checkpoint, "pretrain", state.model)
-    saved = load_model(str(newest), state.model.device)
-    with torch.no_grad():
-        for mine, theirs in zip(state.model.parameters(), saved.parameters(), strict=True):
-            mine.copy_(theirs)
-    for number, optimizer in enumerate(state.optimizers):
-        restore_optimizer(optimizer, checkpoint.tensors, f"optimizer{number}")
-    state.step = checkpoint.step
-    restore_window(state, checkpoint)
-    distributed.barrier()
-    if distributed.rank() == 0:
-        drop_after(run.folder, state.step)
-        run.cut_back(state.step)
-        write_json(run.folder / "config.json", resolved(settings))
-        if state.step < settings.steps:
-            (run.folder / "DONE").unlink(missing_ok=True)
-    distributed.barrier()
-    say(f"resumed from {newest}")
+    sharding.copy_weights(load_model(found.folder), state.model)
+    restore_optimizers(state.optimizers, found.tensors, MOMENTS)
+    state.step = found.step
+    restore_window(state, found)
+    resume_run(run, settings, found, settings.steps, say)
     return True
 
 
@@ -351,12 +307,3 @@ def restore_window(state: State, checkpoint: Checkpoint) -> None:
         found.setdefault(number, {})[metric] = value.to(state.model.device)
     state.window = [found[number] for number in sorted(found)]
     state.window_s = float(checkpoint.state.get("window_s", 0.0))
-
-
-def finish(run: Run, state: State) -> Path:
-    final = run.folder / "final"
-    if distributed.rank() == 0:
-        save_checkpoint(final, state.model, state.tokenizer, {}, {"step": state.step})
-        run.finish()
-    distributed.barrier()
-    return final

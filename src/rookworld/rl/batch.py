@@ -1,7 +1,7 @@
 """Groups of answers as forward passes in which every prompt is computed once.
 
 Laws: what a pass finds for a token is what it would find were each answer computed behind its own
-prompt; packs hold whole groups of like size.
+prompt; batches hold whole groups of like size.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rookworld.model.gpt2 import Attend, abreast, fanned
 from rookworld.model.sampling.decode_batch import rounded_up
 from rookworld.rollout.types import Prompt
 
-TOKENS_TOGETHER = 16
+PAD_MULTIPLE = 16
 """On a GPU prompts and answers are padded to a multiple of this: its kernels take such sizes as
 they are, and passes of few sizes can be recorded (`model.graphs`)."""
 
@@ -41,7 +41,7 @@ Sampled = TypeVar("Sampled", bound=Answered)
 
 
 @dataclass(frozen=True)
-class Pack:
+class SharedPrefixBatch:
     """Groups as one forward pass in which every prompt is computed once.
 
     One line holds all prompts and behind them all answers, K a prompt; an answer sees its prompt
@@ -61,11 +61,11 @@ class Pack:
     targets: Tensor
     """[rows] the sampled ids."""
     sequences: Tensor
-    """[rows] which of the pack's groups x K answers a row belongs to."""
+    """[rows] which of the batch's groups x K answers a row belongs to."""
     places: Tensor
     """[rows] which token of its answer a row is."""
     count: int
-    """Answers in the pack (groups x K)."""
+    """Answers in the batch (groups x K)."""
     width: int
     """Tokens of the longest answer, with its padding."""
     tail: int
@@ -73,7 +73,7 @@ class Pack:
 
     @cached_property
     def attend(self) -> Attend:
-        """Who may look where; made where the pack is."""
+        """Who may look where; made where the batch is."""
         return shared_prefix(self.heads, self.head, self.answers, self.tail)
 
     @property
@@ -81,8 +81,8 @@ class Pack:
         """Answers to each prompt."""
         return self.count // len(self.heads)
 
-    def to(self, device: torch.device) -> Pack:
-        """The pack on another device; itself on its own."""
+    def to(self, device: torch.device) -> SharedPrefixBatch:
+        """The batch on another device; itself on its own."""
         if self.ids.device == device:
             return self
         moved: dict[str, Any] = {
@@ -90,7 +90,7 @@ class Pack:
             for field in fields(self)
             for value in (getattr(self, field.name),)
         }
-        return Pack(**moved)
+        return SharedPrefixBatch(**moved)
 
     def grid(self, rows: Tensor) -> Tensor:
         """Values per row as [answers, width], zero where nothing was sampled."""
@@ -102,31 +102,35 @@ class Pack:
 class DistillBatch:
     """Lists of moves as one pass, and what should stand in them (`rl.self_distill`)."""
 
-    pack: Pack
+    batch: SharedPrefixBatch
     targets: ListTargets
 
 
-def together_on(device: torch.device) -> int:
+def pad_multiple(device: torch.device) -> int:
     """The multiple of tokens that prompts and answers are padded to on a device."""
-    return 1 if device.type == "cpu" else TOKENS_TOGETHER
+    return 1 if device.type == "cpu" else PAD_MULTIPLE
 
 
-def pack(groups: Sequence[Answered], eos: int, multiple: int = 1) -> Pack:
-    """Groups of one K side by side, prompts and answers padded to a multiple; see `Pack`."""
+def shared_prefix_batch(
+    groups: Sequence[Answered], eos: int, multiple: int = 1
+) -> SharedPrefixBatch:
+    """Groups of one K side by side, prompts and answers padded to a multiple."""
     device = groups[0].tokens.device
     head = rounded_up(max(len(group.prompt.ids) for group in groups), multiple)
     # the last sampled token predicts nothing
     tail = rounded_up(max(group.tokens.shape[1] for group in groups) - 1, multiple)
     asked = [group.prompt.ids for group in groups]
     # each prompt behind the number of its tokens, so that one copy brings both
-    told = torch.tensor([[len(ids), *ids, *[eos] * (head - len(ids))] for ids in asked])
-    told = sent(told, device)
-    answers = laid([group.tokens for group in groups], tail + 1, eos)
+    table = torch.tensor([[len(ids), *ids, *[eos] * (head - len(ids))] for ids in asked])
+    table = to_device(table, device)
+    answers = pad_stack([group.tokens for group in groups], tail + 1, eos)
     lengths = torch.stack([group.lengths for group in groups])
-    return packed(told[:, 1:], told[:, 0].contiguous(), answers, lengths)
+    return padded_batch(table[:, 1:], table[:, 0].contiguous(), answers, lengths)
 
 
-def packed(prompts: Tensor, heads: Tensor, answers: Tensor, lengths: Tensor) -> Pack:
+def padded_batch(
+    prompts: Tensor, heads: Tensor, answers: Tensor, lengths: Tensor
+) -> SharedPrefixBatch:
     """Padded prompts [groups, head] and answers [groups, K, width], the first tokens of each real.
 
     `heads` [groups] and `lengths` [groups, K] say how many.
@@ -144,9 +148,9 @@ def packed(prompts: Tensor, heads: Tensor, answers: Tensor, lengths: Tensor) -> 
         as_tuple=True
     )
     sequence = line * k + answer
-    begun = count * head + sequence * tail + step - 1
-    before = torch.where(step == 0, line * head + heads[line] - 1, begun)
-    return Pack(
+    inner = count * head + sequence * tail + step - 1
+    before = torch.where(step == 0, line * head + heads[line] - 1, inner)
+    return SharedPrefixBatch(
         ids=ids,
         positions=positions[None],
         heads=heads,
@@ -161,7 +165,7 @@ def packed(prompts: Tensor, heads: Tensor, answers: Tensor, lengths: Tensor) -> 
     )
 
 
-def lined(prompts: Tensor, heads: Tensor, answers: Tensor, tokens: int) -> Pack:
+def causal_batch(prompts: Tensor, heads: Tensor, answers: Tensor, tokens: int) -> SharedPrefixBatch:
     """Padded prompts [groups, head], each with its one answer [groups, width] behind it.
 
     Nothing is shared, so a plain causal line of `tokens` does. All tokens of the answers are real;
@@ -174,7 +178,7 @@ def lined(prompts: Tensor, heads: Tensor, answers: Tensor, tokens: int) -> Pack:
     ids = ids.scatter(1, heads[:, None] + step[:-1], answers[:, :-1])
     there = place < heads[:, None] + width - 1
     before = torch.arange(count, device=device)[:, None] * tokens + heads[:, None] - 1 + step
-    return Pack(
+    return SharedPrefixBatch(
         ids=ids.view(1, -1),
         positions=torch.where(there, place, 0).view(1, -1),
         heads=heads,
@@ -189,7 +193,7 @@ def lined(prompts: Tensor, heads: Tensor, answers: Tensor, tokens: int) -> Pack:
     )
 
 
-def sent(numbers: Tensor, device: torch.device) -> Tensor:
+def to_device(numbers: Tensor, device: torch.device) -> Tensor:
     """The host's numbers on a device, without waiting for what a GPU is still doing.
 
     CUDA has read them when this returns, so they may change or go afterwards.
@@ -197,7 +201,7 @@ def sent(numbers: Tensor, device: torch.device) -> Tensor:
     return numbers.to(device, non_blocking=device.type == "cuda")
 
 
-def laid(tables: Sequence[Tensor], width: int, fill: float) -> Tensor:
+def pad_stack(tables: Sequence[Tensor], width: int, fill: float) -> Tensor:
     """Tables [k, t] of one k and various t as one [tables, k, width], filled up at the right.
 
     A copy for every table would keep a GPU waiting for the host.
@@ -208,13 +212,13 @@ def laid(tables: Sequence[Tensor], width: int, fill: float) -> Tensor:
     if len(set(widths)) == 1:
         out[:, :, : widths[0]] = torch.stack(list(tables))
         return out
-    there = sent(torch.arange(width) < torch.tensor(widths)[:, None], device)
+    there = to_device(torch.arange(width) < torch.tensor(widths)[:, None], device)
     there = there[:, None].expand(-1, k, -1)
     return out.masked_scatter_(there, torch.cat([table.flatten() for table in tables]))
 
 
 def shared_prefix(heads: Tensor, head: int, answers: int, tail: int) -> Attend:
-    """The attention of a pack: an answer sees its prompt and its own past."""
+    """The attention of a batch: an answer sees its prompt and its own past."""
     if tail == 0:
         return abreast(len(heads))
     if heads.device.type == "cpu":
@@ -222,26 +226,28 @@ def shared_prefix(heads: Tensor, head: int, answers: int, tail: int) -> Attend:
     return fanned(heads, head, answers, tail)
 
 
-def micro_packs(groups: Sequence[Sampled], budget: int, multiple: int = 1) -> list[list[Sampled]]:
+def split_to_budget(
+    groups: Sequence[Sampled], budget: int, multiple: int = 1
+) -> list[list[Sampled]]:
     """Groups of like size together, each list within a budget of tokens (at least one group).
 
-    Tokens are counted as `pack` pads them.
+    Tokens are counted as `shared_prefix_batch` pads them.
     """
 
     def size(group: Sampled) -> tuple[int, int, int]:
         return (group.tokens.shape[1], len(group.prompt.ids), group.prompt.key)
 
-    packs: list[list[Sampled]] = []
+    batches: list[list[Sampled]] = []
     narrowest = longest = 0
     for group in sorted(groups, key=size):
         width, prompt, _ = size(group)
         head = rounded_up(max(longest, prompt), multiple)
         # an answer's last token is never fed
         line = head + len(group.lengths) * rounded_up(width - 1, multiple)
-        if packs and width <= 2 * narrowest and (len(packs[-1]) + 1) * line <= budget:
-            packs[-1].append(group)
+        if batches and width <= 2 * narrowest and (len(batches[-1]) + 1) * line <= budget:
+            batches[-1].append(group)
             longest = max(longest, prompt)
         else:
-            packs.append([group])
+            batches.append([group])
             narrowest, longest = width, prompt
-    return packs
+    return batches

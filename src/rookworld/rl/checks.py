@@ -19,8 +19,9 @@ from rookworld.evaluation.generator import ModelAnswerer
 from rookworld.evaluation.statistics import moving_mean, slope
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.tokenizer import Tokenizer
+from rookworld.rl.run_log import Evaluate, Hooks
 from rookworld.rl.settings import TrainSettings
-from rookworld.rl.trainer import Evaluate, Hooks, train
+from rookworld.rl.trainer import train
 from rookworld.runtime.errors import RookworldError
 from rookworld.runtime.run_folder import read_lines
 from rookworld.tasks.environment import ENVIRONMENT

@@ -1,6 +1,6 @@
 """Rewards of a step's answers -> the advantages that its tokens are paid.
 
-Laws: a scale is taken over all ranks' answers, however they were cut into packs; no token is paid
+Laws: a scale is taken over all ranks' answers, however they were cut into batches; no token is paid
 for what stands before it (`--credit fields`, `outlook`, `choices`); a token that learns from all of
 its choices is paid for none; the value head never touches the policy's gradient.
 """
@@ -32,8 +32,9 @@ from rookworld.grpo.kl import k1_penalty
 from rookworld.grpo.settings import AdvantageSettings
 from rookworld.model import sharding
 from rookworld.model.precision import passes_in
-from rookworld.rl.batch import laid, sent
-from rookworld.rl.forward import Learner, Micro, reference_logp, states
+from rookworld.rl.batch import pad_stack, to_device
+from rookworld.rl.forward import MicroBatch, reference_logp, states
+from rookworld.rl.models import Learner
 from rookworld.rl.settings import TrainSettings
 from rookworld.runtime import distributed
 from rookworld.tasks.registry import TASKS
@@ -41,7 +42,7 @@ from rookworld.tasks.reward import RunningNorm
 
 
 def set_advantages(
-    micros: Sequence[Micro],
+    micros: Sequence[MicroBatch],
     learner: Learner,
     settings: TrainSettings,
     running: RunningMeans,
@@ -50,26 +51,24 @@ def set_advantages(
 ) -> dict[str, float]:
     """Rewards of all ranks' groups -> advantages of each micro-batch, and numbers about them."""
     rewards = [answer_rewards(micro, learner, settings, norm, kl_coef) for micro in micros]
-    centred, rules = (
-        centred_rewards(micros, rewards, settings.advantages, running),
-        settings.advantages,
-    )
+    rules = settings.advantages
+    centred = centred_rewards(micros, rewards, rules, running)
     if rules.gae:
         return set_gae(micros, centred, learner, settings) | mean_advantage(micros)
     deviation = step_deviation([(values, None) for values in centred])
     for micro, values, rewarded in zip(micros, centred, rewards, strict=True):
         if rules.credit != "answer":
-            scaled = by_field(micro, rewarded, values, norm, deviation, rules)
+            scaled = token_advantages(micro, rewarded, values, norm, deviation, rules)
             if rules.credit == "choices":
-                by_choice(micro, scaled, values, norm, deviation, rules)
+                set_choices(micro, scaled, values, norm, deviation, rules)
         else:
             scaled = scaled_advantages(values, deviation, rules).reshape(-1)
-        micro.advantages = sent(scaled.float(), micro.old_logp.device)
+        micro.advantages = to_device(scaled.float(), micro.old_logp.device)
     return mean_advantage(micros)
 
 
 def centred_rewards(
-    micros: Sequence[Micro],
+    micros: Sequence[MicroBatch],
     rewards: Sequence[Tensor],
     rules: AdvantageSettings,
     running: RunningMeans,
@@ -88,7 +87,7 @@ def centred_rewards(
     return centred
 
 
-def mean_advantage(micros: Sequence[Micro]) -> dict[str, float]:
+def mean_advantage(micros: Sequence[MicroBatch]) -> dict[str, float]:
     """Mean over the step's tokens: far from 0, all tokens are pushed one way."""
     sums = torch.zeros(2, dtype=torch.float64)
     for micro in micros:
@@ -101,8 +100,8 @@ def mean_advantage(micros: Sequence[Micro]) -> dict[str, float]:
     return {"advantage/mean": total / max(1.0, count)}
 
 
-def by_field(
-    micro: Micro,
+def token_advantages(
+    micro: MicroBatch,
     rewards: Tensor,
     centred: Tensor,
     norm: RunningNorm | None,
@@ -116,13 +115,13 @@ def by_field(
     paid_by = "outlook" if rules.credit == "choices" else rules.credit
     if norm is not None:
         worths = torch.tensor(norm.normalise(worths.flatten().tolist())).view_as(worths)
-    stages = laid([one.stages for one in found if one], micro.pack.width, 0)
+    stages = pad_stack([one.stages for one in found if one], micro.batch.width, 0)
     paid = field_advantages(rewards, centred, worths, stages, deviation, rules, paid_by=paid_by)
     return paid.flatten(0, 1)
 
 
-def by_choice(
-    micro: Micro,
+def set_choices(
+    micro: MicroBatch,
     advantages: Tensor,
     centred: Tensor,
     norm: RunningNorm | None,
@@ -139,29 +138,31 @@ def by_choice(
     k, tables = centred.shape[1], [one for _, one in found]
     counts = [len(one.positions) for one in tables]
     group = torch.from_numpy(np.repeat([at for at, _ in found], counts))
-    sequences = group * k + torch.from_numpy(joined([one.completions for one in tables], int))
-    places = torch.from_numpy(joined([one.positions for one in tables], int))
+    sequences = group * k + torch.from_numpy(concatenated([one.completions for one in tables], int))
+    places = torch.from_numpy(concatenated([one.positions for one in tables], int))
     advantages[sequences, places] = 0.0
     widths = np.array([len(one.tokens) for one in tables])
-    ids = padded(joined([one.tokens for one in tables], int), widths)
-    worths = padded(joined([one.values for one in tables], float), np.repeat(widths, counts))
+    ids = padded_table(concatenated([one.tokens for one in tables], int), widths)
+    worths = padded_table(
+        concatenated([one.values for one in tables], float), np.repeat(widths, counts)
+    )
     lengths = torch.cat([one.lengths for one in micro.groups])
-    begun, device = lengths.cumsum(0) - lengths, lengths.device
+    starts, device = lengths.cumsum(0) - lengths, lengths.device
     table = torch.from_numpy(np.repeat(np.arange(len(found)), counts))
     micro.choices = KnownWorths(
-        rows=begun[sent(sequences, device)] + sent(places, device),
-        ids=sent(ids, device)[sent(table, device)],
-        worths=sent((worths / divisor[group]).float(), device),
+        rows=starts[to_device(sequences, device)] + to_device(places, device),
+        ids=to_device(ids, device)[to_device(table, device)],
+        worths=to_device((worths / divisor[group]).float(), device),
         clip=rules.advantage_clip,
     )
 
 
-def joined(parts: Sequence[Sequence[Any]], dtype: type) -> NDArray[Any]:
+def concatenated(parts: Sequence[Sequence[Any]], dtype: type) -> NDArray[Any]:
     """Lists one behind the other."""
     return np.concatenate([np.asarray(part, dtype=dtype) for part in parts])
 
 
-def padded(values: NDArray[Any], widths: NDArray[np.int64]) -> Tensor:
+def padded_table(values: NDArray[Any], widths: NDArray[np.int64]) -> Tensor:
     """Lines of various widths, one behind the other, as a table with zeros at the right."""
     there = np.arange(widths.max()) < widths[:, None]
     table = np.zeros(there.shape, dtype=values.dtype)
@@ -170,7 +171,7 @@ def padded(values: NDArray[Any], widths: NDArray[np.int64]) -> Tensor:
 
 
 def answer_rewards(
-    micro: Micro,
+    micro: MicroBatch,
     learner: Learner,
     settings: TrainSettings,
     norm: RunningNorm | None,
@@ -182,10 +183,10 @@ def answer_rewards(
         rows = [norm.normalise(row) for row in rows]
     rewards = torch.tensor(rows, dtype=torch.float64)
     if settings.kl.kl_type == "k1_reward" and kl_coef > 0:
-        packed = micro.pack
-        grid = packed.grid(reference_logp(micro, learner, settings))
-        old = packed.grid(micro.old_logp)
-        penalty = k1_penalty(old, grid, packed.grid(torch.ones_like(micro.old_logp)))
+        batch = micro.batch
+        grid = batch.grid(reference_logp(micro, learner, settings))
+        old = batch.grid(micro.old_logp)
+        penalty = k1_penalty(old, grid, batch.grid(torch.ones_like(micro.old_logp)))
         rewards -= kl_coef * penalty.double().cpu().view_as(rewards)
     return rewards
 
@@ -200,7 +201,10 @@ def step_deviation(parts: Sequence[tuple[Tensor, Tensor | None]]) -> float:
 
 
 def set_gae(
-    micros: Sequence[Micro], centred: Sequence[Tensor], learner: Learner, settings: TrainSettings
+    micros: Sequence[MicroBatch],
+    centred: Sequence[Tensor],
+    learner: Learner,
+    settings: TrainSettings,
 ) -> dict[str, float]:
     """Token-level advantages by the value head, scaled over the step; how much the head explains.
 
@@ -212,9 +216,9 @@ def set_gae(
     missing = sharding.missing_passes(learner.model, len(micros))
     for micro, values in zip(micros, centred, strict=True):
         with torch.no_grad(), passes_in(settings.compute.dtype, micro.old_logp.device):
-            hidden = states(micro.pack, learner.model, learner.graphs, micro.products())
+            hidden = states(micro.batch, learner.model, learner.graphs, micro.products())
             predicted = learner.value_head(hidden)
-        grid = micro.pack.grid(predicted.float())
+        grid = micro.batch.grid(predicted.float())
         terminal = values.reshape(-1).to(grid)
         mask = micro.mask()
         advantages, micro.returns = gae(grid, terminal, mask, rules.gamma, rules.gae_lambda)

@@ -1,136 +1,48 @@
-"""The forward passes of a step: groups packed, and what policy and reference say of them.
+"""The forward passes of a step: micro-batches, and the log-probabilities of policy and reference.
 
 Laws: every prompt is computed once (shared prefix); logits exist only where a token was sampled;
-what a pass finds does not depend on how the step was cut into packs.
+what a pass finds does not depend on how the step was cut into batches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from rookworld.grpo.expected_value import KnownWorths, expected_worth
 from rookworld.grpo.kl import EXACT, Draw, TokenStats, k3, token_stats
 from rookworld.model import sharding
 from rookworld.model.activation_reuse import Tape
 from rookworld.model.gpt2 import GPT2
-from rookworld.model.kernels import cpu_products
 from rookworld.model.kernels.cuda_graphs import PassGraphs
 from rookworld.model.precision import matrices_in, passes_in
 from rookworld.model.products import Products
 from rookworld.model.sampling import decoder
-from rookworld.model.sampling.decoder import Weights
 from rookworld.rl.batch import (
     Answered,
-    Pack,
-    laid,
-    micro_packs,
-    pack,
-    sent,
+    SharedPrefixBatch,
+    pad_multiple,
+    pad_stack,
     shared_prefix,
-    together_on,
+    shared_prefix_batch,
+    split_to_budget,
+    to_device,
 )
+from rookworld.rl.models import Learner
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
 from rookworld.rollout.types import Completions, Group
 from rookworld.tasks.registry import TASKS
 
-CHUNK_VOCABULARY = 8_192
-"""Vocabularies from this size on have their scores computed in chunks of rows."""
-CHUNK_ROWS = 512
-"""Six tensors of so many rows live at once: 0.6 GB with GPT-2's vocabulary."""
-
-
-class _Packed(NamedTuple):
-    """Weights, what they were packed in, and how often each had been changed before."""
-
-    state: tuple[torch.dtype, list[int]]
-    weights: Weights
-
-
-class ValueHead(nn.Linear):
-    """Predicts rewards from states of length 1, so that one learning rate suits every model.
-
-    It predicts 0 at first.
-    """
-
-    def __init__(self, width: int) -> None:
-        super().__init__(width, 1)
-        nn.init.zeros_(self.weight)
-        nn.init.zeros_(self.bias)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[rows, width] -> [rows], without a gradient for the states."""
-        return super().forward(F.normalize(hidden.detach().float(), dim=-1)).squeeze(-1)
-
 
 @dataclass
-class Learner:
-    """The models a gradient is computed with."""
+class MicroBatch:
+    """One batch with everything the loss needs beside the policy's own pass."""
 
-    model: GPT2
-    reference: GPT2
-    value_head: ValueHead | None = None
-    gathered: GPT2 | None = None
-    """The policy's whole weights, where `model` has only this rank's share of them."""
-    graphs: PassGraphs | None = None
-    """The policy's recorded passes, where they may be recorded."""
-    ref_graphs: PassGraphs | None = None
-    packed: _Packed | None = None
-    """The reference as `packed_reference` made it last."""
-
-    @property
-    def whole(self) -> GPT2:
-        """The policy to sample from, to evaluate and to save."""
-        return self.model if self.gathered is None else self.gathered
-
-    def refresh(self) -> None:
-        """Let `whole` follow an update."""
-        if self.gathered is not None:
-            sharding.gather(self.model, self.gathered)
-
-    @property
-    def one_model(self) -> bool:
-        """Whether policy and reference are still the same; says no at the first difference."""
-        pairs = zip(self.model.parameters(), self.reference.parameters(), strict=True)
-        return all(torch.equal(mine, its.to(mine.device)) for mine, its in pairs)
-
-    def packed_reference(self, dtype: torch.dtype) -> Weights | None:
-        """The reference as a CPU multiplies it fastest, packed anew whenever it has changed.
-
-        None elsewhere, and while it is the policy: both must make the same pass for KL to be 0.
-        """
-        reference = self.reference
-        plain = self.gathered is None and self.ref_graphs is None
-        plain = plain and reference.wte.weight.dtype is torch.float32
-        if not (plain and cpu_products.multiplies(reference.device, dtype)) or self.one_model:
-            return None
-        state = dtype, [parameter._version for parameter in reference.parameters()]
-        if self.packed is None or self.packed.state != state:
-            self.packed = _Packed(state, Weights(reference, dtype))
-            # in bf16 it must round between a product and its gelu, as the policy's pass does
-            self.packed.weights.listen(False, gelu_apart=dtype is not torch.float32)
-        return self.packed.weights
-
-    def parameters(self) -> list[nn.Parameter]:
-        own = [p for p in self.model.parameters() if p.requires_grad]
-        return own if self.value_head is None else [*own, *self.value_head.parameters()]
-
-    @property
-    def chunk(self) -> int:
-        return CHUNK_ROWS if self.model.config.vocab_size >= CHUNK_VOCABULARY else 0
-
-
-@dataclass
-class Micro:
-    """One pack with everything the loss needs beside the policy's own pass."""
-
-    pack: Pack
+    batch: SharedPrefixBatch
     groups: list[Group]
     draw: Draw
     old_logp: Tensor
@@ -149,25 +61,25 @@ class Micro:
 
     @property
     def ref_hidden(self) -> Tensor:
-        """[rows, width] the reference's states; put together when asked for, a pack at a time."""
+        """[rows, width] the reference's states; put together when asked for, a batch at a time."""
         return torch.cat(list(self.ref_parts)) if len(self.ref_parts) > 1 else self.ref_parts[0]
 
     def products(self) -> list[Products] | None:
-        """The tape in the order of the pass; made when asked for, a pack at a time."""
-        if self.tape is None or self.pack.tail == 0:
+        """The tape in the order of the pass; made when asked for, a batch at a time."""
+        if self.tape is None or self.batch.tail == 0:
             return None
-        line = (self.pack.head, self.pack.tail, self.pack.sources)
-        return self.tape.play(keys_of(self.groups), *line)
+        line = (self.batch.head, self.batch.tail, self.batch.sources)
+        return self.tape.play(prompt_keys(self.groups), *line)
 
     def mask(self) -> Tensor:
         """[answers, tokens] true on the sampled tokens that count."""
-        sampled = self.pack.grid(torch.ones_like(self.old_logp)).bool()
+        sampled = self.batch.grid(torch.ones_like(self.old_logp)).bool()
         return sampled if self.kept is None else sampled & self.kept[:, None]
 
     def counts(self) -> tuple[int, int]:
         """Tokens and answers that count; asks the device only under a KL cap."""
         if self.kept is None:
-            return len(self.pack.targets), self.pack.count
+            return len(self.batch.targets), self.batch.count
         return int(self.mask().sum()), int(self.kept.sum())
 
 
@@ -177,19 +89,21 @@ def prepare(
     settings: TrainSettings,
     eos: int,
     scratch: StepScratch | None = None,
-) -> list[Micro]:
-    """Packs of this rank's groups, with the reference's states; takes all out of `scratch`."""
+) -> list[MicroBatch]:
+    """Batches of this rank's groups, with the reference's states; takes all out of `scratch`."""
     scratch = scratch or StepScratch()
     micros = []
-    multiple = together_on(learner.model.device)
-    packs = micro_packs(groups, settings.compute.micro_tokens, multiple)
-    missing = sharding.missing_passes(learner.reference, len(packs))
-    for chosen in packs:
-        packed = scratch.batches.get(keys_of(chosen)) or pack(chosen, eos, multiple)
-        recorded = laid([group.logp for group in chosen], packed.width, 0.0).flatten(0, 1)
-        old = recorded[packed.sequences, packed.places]
-        seen = reference_states(chosen, packed, learner, settings, scratch)
-        micro = Micro(packed, chosen, draw_of(packed, chosen, settings), old, seen)
+    multiple = pad_multiple(learner.model.device)
+    batches = split_to_budget(groups, settings.compute.micro_tokens, multiple)
+    missing = sharding.missing_passes(learner.reference, len(batches))
+    for chosen in batches:
+        batch = scratch.batches.get(prompt_keys(chosen)) or shared_prefix_batch(
+            chosen, eos, multiple
+        )
+        recorded = pad_stack([group.logp for group in chosen], batch.width, 0.0).flatten(0, 1)
+        old = recorded[batch.sequences, batch.places]
+        seen = reference_states(chosen, batch, learner, settings, scratch)
+        micro = MicroBatch(batch, chosen, sampling_draw(batch, chosen, settings), old, seen)
         if settings.kl.kl_collect_cap > 0:
             micro.kept = within_cap(micro, learner, settings)
         micro.tape = scratch.tape
@@ -201,15 +115,15 @@ def prepare(
 
 def reference_states(
     groups: Sequence[Group],
-    packed: Pack,
+    batch: SharedPrefixBatch,
     learner: Learner,
     settings: TrainSettings,
     scratch: StepScratch,
 ) -> list[Tensor]:
     """The reference's states: computed while answers were scored, or else now."""
-    if all(key in scratch.ref_hidden for key in keys_of(groups)):
-        return [scratch.ref_hidden.pop(key) for key in keys_of(groups)]
-    return [reference_pass(packed, learner, settings)]
+    if all(key in scratch.ref_hidden for key in prompt_keys(groups)):
+        return [scratch.ref_hidden.pop(key) for key in prompt_keys(groups)]
+    return [reference_pass(batch, learner, settings)]
 
 
 def reference_ahead(
@@ -220,22 +134,24 @@ def reference_ahead(
     answers: Sequence[Completions],
 ) -> None:
     """Compute the reference's states of answers before they are scored."""
-    multiple = together_on(learner.model.device)
-    chosen = micro_packs(answers, settings.compute.micro_tokens, multiple)
-    # all packs first: making one waits for the device
-    packs = [pack(part, eos, multiple) for part in chosen]
-    for part, packed in zip(chosen, packs, strict=True):
-        states = reference_pass(packed, learner, settings)
+    multiple = pad_multiple(learner.model.device)
+    chosen = split_to_budget(answers, settings.compute.micro_tokens, multiple)
+    # all batches first: making one waits for the device
+    batches = [shared_prefix_batch(part, eos, multiple) for part in chosen]
+    for part, batch in zip(chosen, batches, strict=True):
+        states = reference_pass(batch, learner, settings)
         found = torch.split(states, [sum(one.counts) for one in part])
-        scratch.batches[keys_of(part)] = packed
-        scratch.ref_hidden |= dict(zip(keys_of(part), found, strict=True))
+        scratch.batches[prompt_keys(part)] = batch
+        scratch.ref_hidden |= dict(zip(prompt_keys(part), found, strict=True))
 
 
-def keys_of(groups: Sequence[Answered]) -> tuple[int, ...]:
+def prompt_keys(groups: Sequence[Answered]) -> tuple[int, ...]:
     return tuple(group.prompt.key for group in groups)
 
 
-def draw_of(packed: Pack, groups: Sequence[Group], settings: TrainSettings) -> Draw:
+def sampling_draw(
+    batch: SharedPrefixBatch, groups: Sequence[Group], settings: TrainSettings
+) -> Draw:
     """The distribution each row was sampled from; plain numbers where all tasks share them."""
     by_task = [settings.sampling.of_task(letter) for letter in TASKS]
     used = {by_task[group.prompt.task] for group in groups}
@@ -244,49 +160,51 @@ def draw_of(packed: Pack, groups: Sequence[Group], settings: TrainSettings) -> D
         return Draw(temperature=temperature, top_k=settings.sampling.top_k, top_p=top_p)
     k = len(groups[0].lengths)
     rules = torch.tensor([by_task[group.prompt.task] for group in groups])
-    table = sent(rules, packed.ids.device)[packed.sequences // k]
+    table = to_device(rules, batch.ids.device)[batch.sequences // k]
     return Draw(temperature=table[:, 0], top_k=settings.sampling.top_k, top_p=table[:, 1])
 
 
 def states(
-    packed: Pack,
+    batch: SharedPrefixBatch,
     model: GPT2,
     graphs: PassGraphs | None = None,
     known: Sequence[Products] | None = None,
 ) -> Tensor:
     """[rows, width] the hidden state that predicts each sampled token."""
-    if graphs is None or not graphs.suit(packed.ids.shape[1]):
-        hidden: Tensor = model(packed.ids, packed.positions, packed.attend, packed.sources, known)
+    if graphs is None or not graphs.suit(batch.ids.shape[1]):
+        hidden: Tensor = model(batch.ids, batch.positions, batch.attend, batch.sources, known)
         return hidden
-    size = (packed.head, packed.answers, packed.tail)
+    size = (batch.head, batch.answers, batch.tail)
 
     def run(model: GPT2, x: Tensor, heads: Tensor, sources: Tensor) -> Tensor:
         return model.through_blocks(x, shared_prefix(heads, *size), sources)
 
-    x = model.embed(packed.ids, packed.positions)
+    x = model.embed(batch.ids, batch.positions)
     # a size must not depend on where answers ended
-    most = packed.count * packed.width
-    return graphs(size, run, x, packed.heads, packed.sources, most)
+    most = batch.count * batch.width
+    return graphs(size, run, x, batch.heads, batch.sources, most)
 
 
 @torch.no_grad()
-def reference_pass(packed: Pack, learner: Learner, settings: TrainSettings) -> Tensor:
+def reference_pass(batch: SharedPrefixBatch, learner: Learner, settings: TrainSettings) -> Tensor:
     """The reference's states for each sampled token, wherever the reference lives."""
     reference = learner.reference
-    packed = packed.to(reference.device)
+    batch = batch.to(reference.device)
     ready = learner.packed_reference(matrices_in(settings.compute.dtype, reference.device))
     if ready is not None:
-        return decoder.states(ready, packed.ids, packed.positions, packed.attend, packed.sources)
+        return decoder.states(ready, batch.ids, batch.positions, batch.attend, batch.sources)
     with passes_in(settings.compute.dtype, reference.device):
-        return states(packed, reference, learner.ref_graphs)
+        return states(batch, reference, learner.ref_graphs)
 
 
-def stats_of(micro: Micro, hidden: Tensor, learner: Learner, settings: TrainSettings) -> TokenStats:
+def policy_stats(
+    micro: MicroBatch, hidden: Tensor, learner: Learner, settings: TrainSettings
+) -> TokenStats:
     kind = settings.kl.kl_type if settings.kl.kl_type in EXACT else "forward"
     return token_stats(
         hidden,
         learner.model.lm_head.weight,
-        micro.pack.targets,
+        micro.batch.targets,
         draw=micro.draw,
         ref_hidden=micro.ref_hidden,
         ref_head=learner.reference.lm_head.weight,
@@ -295,7 +213,7 @@ def stats_of(micro: Micro, hidden: Tensor, learner: Learner, settings: TrainSett
     )
 
 
-def chosen_worths(micro: Micro, hidden: Tensor, learner: Learner) -> Tensor | None:
+def expected_values(micro: MicroBatch, hidden: Tensor, learner: Learner) -> Tensor | None:
     """[rows] what a row's choice is worth on average, 0 where a row learns from what it drew."""
     choices = micro.choices
     if choices is None:
@@ -305,7 +223,7 @@ def chosen_worths(micro: Micro, hidden: Tensor, learner: Learner) -> Tensor | No
 
 
 @torch.no_grad()
-def reference_logp(micro: Micro, learner: Learner, settings: TrainSettings) -> Tensor:
+def reference_logp(micro: MicroBatch, learner: Learner, settings: TrainSettings) -> Tensor:
     """[rows] the reference's log-probability of each sampled token, on the policy's device."""
     there = learner.reference.device
     temperature = micro.draw.temperature
@@ -315,16 +233,16 @@ def reference_logp(micro: Micro, learner: Learner, settings: TrainSettings) -> T
         stats = token_stats(
             micro.ref_hidden,
             learner.reference.lm_head.weight,
-            micro.pack.targets.to(there),
+            micro.batch.targets.to(there),
             draw=Draw(temperature=temperature),
             chunk=learner.chunk,
         )
     return stats.logp.to(micro.old_logp.device)
 
 
-def within_cap(micro: Micro, learner: Learner, settings: TrainSettings) -> Tensor:
+def within_cap(micro: MicroBatch, learner: Learner, settings: TrainSettings) -> Tensor:
     """[answers] whether the sampler stayed near the reference, by the mean of e^-x - 1 + x."""
     distance = k3(micro.old_logp, reference_logp(micro, learner, settings))
-    grid = micro.pack.grid(distance)
-    count = micro.pack.grid(torch.ones_like(distance)).sum(-1)
+    grid = micro.batch.grid(distance)
+    count = micro.batch.grid(torch.ones_like(distance)).sum(-1)
     return grid.sum(-1) / count <= settings.kl.kl_collect_cap

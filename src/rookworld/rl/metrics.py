@@ -17,7 +17,7 @@ from rookworld.data.rows import row_record
 from rookworld.evaluation.evaluate import Evaluation
 from rookworld.evaluation.statistics import Z95
 from rookworld.grpo.decisions import EvalHealth
-from rookworld.rl.forward import Micro
+from rookworld.rl.forward import MicroBatch
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import State
 from rookworld.rl.update import Coefs, Gradient
@@ -111,12 +111,12 @@ def update_metrics(
     }
 
 
-def token_metrics(collected: Collected, micros: Sequence[Micro]) -> Metrics:
-    """Means over all answers of all ranks; of those left out, over the ones that came to a pack."""
+def token_metrics(collected: Collected, micros: Sequence[MicroBatch]) -> Metrics:
+    """Means over all answers of all ranks; of those left out, over those in a batch."""
     cut = [not done for group in collected.groups for done in group.finished]
     lengths = [group.lengths for group in collected.groups]
     length = int(torch.cat(lengths).sum()) if lengths else 0
-    answers = sum(micro.pack.count for micro in micros)
+    answers = sum(micro.batch.count for micro in micros)
     left_out = answers - sum(micro.counts()[1] for micro in micros)
     return distributed.mean_by_name(
         {

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from rookworld.model.activation_reuse import Tape
-from rookworld.rl.batch import DistillBatch, Pack
+from rookworld.rl.batch import DistillBatch, SharedPrefixBatch
 
 
 @dataclass
 class StepScratch:
     """Empty at the start of a step."""
 
-    batches: dict[tuple[int, ...], Pack] = field(default_factory=dict)
+    batches: dict[tuple[int, ...], SharedPrefixBatch] = field(default_factory=dict)
     """By their prompts' keys."""
     ref_hidden: dict[int, Tensor] = field(default_factory=dict)
     """The reference's hidden states [tokens of all completions, width] by a prompt's key."""

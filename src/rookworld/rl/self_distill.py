@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
@@ -37,17 +36,19 @@ from rookworld.model.sampling.counter_rng import row_keys, waiting_times
 from rookworld.model.sampling.decode_batch import rounded_up
 from rookworld.model.sampling.sampler import ROWS_AT_ONCE, Sampling, sample
 from rookworld.model.tokenizer import Tokenizer
-from rookworld.rl.batch import DistillBatch, Pack, lined, packed, sent, together_on
-from rookworld.rl.forward import Learner, states
+from rookworld.rl.batch import (
+    DistillBatch,
+    SharedPrefixBatch,
+    causal_batch,
+    pad_multiple,
+    padded_batch,
+    to_device,
+)
+from rookworld.rl.forward import states
+from rookworld.rl.models import Learner
 from rookworld.rl.settings import TrainSettings
 from rookworld.rollout.prompts import prompt_text, shuffled
-from rookworld.rollout.symmetry import (
-    CASTLING,
-    Symmetry,
-    apply_symmetry,
-    colour_flip,
-    left_right_mirror,
-)
+from rookworld.rollout.symmetry import SIDES, Images, prompt_images, token_permutations
 from rookworld.rollout.token_values import move_tokens
 from rookworld.rollout.types import Prompt
 from rookworld.runtime import distributed
@@ -66,7 +67,6 @@ LEAST = 1e-9
 """Frequency of a legal move that no list holds: it is legal all the same."""
 SEED = 7_368_787
 """Added to a run's seed, so that the teacher does not draw what the policy draws."""
-SIDES = 4
 LISTS_AT_ONCE, LISTS_A_GIB = 8192, 64
 """At most so many, and so many for each GiB of a GPU's memory, of which they take a part for good.
 Lists are so short that it writes a thousand while the host prepares the next."""
@@ -79,54 +79,12 @@ WITHOUT_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDP
 batches are of ever new sizes: some positions have four images and some two."""
 
 
-@dataclass(frozen=True)
-class Images:
-    """Prompts as seen from each side of the board."""
-
-    ids: NDArray[np.int64]
-    """[images, tokens], padded with end tokens."""
-    lengths: NDArray[np.int64]
-    """[images] tokens of each."""
-    prompts: NDArray[np.int64]
-    """[images] the number of the prompt that it is an image of."""
-    sides: NDArray[np.int64]
-    """[images] its line of `token_permutations`."""
-
-
-@lru_cache(maxsize=8)
-def symmetries(tokenizer: Tokenizer) -> tuple[Symmetry, Symmetry]:
-    """Colours exchanged, left and right exchanged."""
-    return colour_flip(tokenizer), left_right_mirror(tokenizer)
-
-
-@lru_cache(maxsize=8)
-def token_permutations(tokenizer: Tokenizer) -> NDArray[np.int64]:
-    """[sides, vocabulary] the id that each id becomes on each side of the board."""
-    flip, mirror = (symmetry.renamed for symmetry in symmetries(tokenizer))
-    return np.stack([np.arange(len(flip)), flip, mirror, mirror[flip]])
-
-
 @lru_cache(maxsize=8)
 def move_mask(tokenizer: Tokenizer) -> NDArray[np.bool_]:
     """[vocabulary] which ids are a move."""
     found = np.zeros(tokenizer.vocab_size, dtype=np.bool_)
     found[list(move_tokens(tokenizer)[1])] = True
     return found
-
-
-def prompt_images(prompts: Sequence[Prompt], tokenizer: Tokenizer, multiple: int = 1) -> Images:
-    """Every prompt from every side from which it is the same question."""
-    flip, mirror = symmetries(tokenizer)
-    lengths = np.array([len(prompt.ids) for prompt in prompts])
-    ids = np.full((len(prompts), rounded_up(int(lengths.max()), multiple)), tokenizer.eos)
-    for line, prompt in zip(ids, prompts, strict=True):
-        line[: len(prompt.ids)] = prompt.ids
-    flipped = apply_symmetry(ids, flip)
-    images = np.stack([ids, flipped, apply_symmetry(ids, mirror), apply_symmetry(flipped, mirror)])
-    castles = ids[:, CASTLING] != tokenizer.token(" -")
-    same = ~castles[:, None] | (np.arange(SIDES) < 2)
-    number, side = same.nonzero()
-    return Images(images[side, number], lengths[number], number, side)
 
 
 @torch.no_grad()
@@ -145,24 +103,24 @@ def teacher_frequencies(
     fens = [prompt.row.fen for prompt in prompts]
     # the rules take as long as a GPU takes for the rest, so others are asked about them meanwhile
     legal = workers.begin(legal_in_each, fens) if workers else partial(legal_in_each, fens)
-    images = prompt_images(prompts, tokenizer, together_on(device))
+    images = prompt_images(prompts, tokenizer, pad_multiple(device))
     keys = [prompts[number].key for number in images.prompts.tolist()]
     lists, list_lengths = teacher_lists(images, keys, learner, tokenizer, settings)
     total = torch.zeros(len(prompts), 2, learner.reference.config.vocab_size, device=device)
     names = torch.from_numpy(token_permutations(tokenizer)).to(device)
     ids, lengths, number, side = (
-        sent(torch.from_numpy(array), device)
+        to_device(torch.from_numpy(array), device)
         for array in (images.ids, images.lengths, images.prompts, images.sides)
     )
     most = max(1, settings.compute.micro_tokens // (ids.shape[1] + lists[0].numel()))
     for at in range(0, len(images.ids), most):
         part = slice(at, at + most)
-        batch = packed(ids[part], lengths[part], lists[part], list_lengths[part])
+        batch = padded_batch(ids[part], lengths[part], lists[part], list_lengths[part])
         found = list_frequencies(batch, learner, settings)
         here = found.gather(2, names[side[part], None].expand(-1, 2, -1))
         total[..., : names.shape[1]].index_add_(0, number[part], here)
     mean = total / number.bincount(minlength=len(prompts))[:, None, None]
-    lines, moves = (sent(part, device) for part in move_ids(legal(), tokenizer))
+    lines, moves = (to_device(part, device) for part in move_ids(legal(), tokenizer))
     frequencies = torch.zeros_like(mean)
     frequencies[lines, :, moves] = mean[lines, :, moves].clamp_min(LEAST)
     return frequencies.to(learner.model.device)
@@ -203,7 +161,7 @@ def teacher_lists(
     )
     lists = samples.tokens.view(len(images.ids), count, -1)
     # the last token is never fed; half the usual multiple, since lists are short
-    multiple = max(1, together_on(device) // 2)
+    multiple = max(1, pad_multiple(device) // 2)
     short = rounded_up(lists.shape[2] - 1, multiple) + 1 - lists.shape[2]
     return F.pad(lists, (0, short), value=tokenizer.eos), samples.lengths.view(
         len(images.ids), count
@@ -217,7 +175,7 @@ def lists_at_once(device: torch.device) -> int:
     return max(ROWS_AT_ONCE, min(LISTS_AT_ONCE, LISTS_A_GIB * memory_of(device) // 2**30))
 
 
-def list_frequencies(batch: Pack, learner: Learner, settings: TrainSettings) -> Tensor:
+def list_frequencies(batch: SharedPrefixBatch, learner: Learner, settings: TrainSettings) -> Tensor:
     """[images, 2, vocabulary] how often an id is first in a list, and anywhere; mean over lists."""
     reference = learner.reference
     with passes_in(settings.compute.dtype, reference.device):
@@ -231,12 +189,12 @@ def list_frequencies(batch: Pack, learner: Learner, settings: TrainSettings) -> 
 
 
 def list_targets(
-    batch: Pack, frequencies: Tensor, tokenizer: Tokenizer, settings: TrainSettings
+    batch: SharedPrefixBatch, frequencies: Tensor, tokenizer: Tokenizer, settings: TrainSettings
 ) -> ListTargets:
     """The targets of a batch of lists; `frequencies` [prompts, 2, vocabulary]."""
     device, count = frequencies.device, frequencies.shape[2]
     is_move = torch.zeros(count, dtype=torch.bool, device=device)
-    is_move[: tokenizer.vocab_size] = sent(torch.from_numpy(move_mask(tokenizer)), device)
+    is_move[: tokenizer.vocab_size] = to_device(torch.from_numpy(move_mask(tokenizer)), device)
     tokens = batch.grid(batch.targets)[:, :MOST_MOVES]
     counts = (frequencies[:, 1] > 0).sum(1).clamp(max=MOST_MOVES).repeat_interleave(batch.answers)
     end = move_tokens(tokenizer)[0][END_OF_LIST]
@@ -297,7 +255,7 @@ class Distiller:
         for at in range(0, len(new), POSITIONS_AT_ONCE):
             self.introduce(new[at : at + POSITIONS_AT_ONCE], workers)
         tokens = int(self.lengths[numbers].max()) + MOST_MOVES - 1
-        tokens = rounded_up(tokens, together_on(self.device))
+        tokens = rounded_up(tokens, pad_multiple(self.device))
         most = max(1, self.settings.compute.micro_tokens // tokens)
         parts = -(-len(places) // most)
         # all of one size or one less: a pass whose size comes back can be recorded
@@ -322,15 +280,15 @@ class Distiller:
             for row, mine, number in zip(rows, ids, numbers, strict=True)
         ]
         self.ask_teacher([prompt for prompt in prompts if not self.answered[prompt.key]], workers)
-        images = prompt_images(prompts, self.tokenizer, together_on(self.device))
+        images = prompt_images(prompts, self.tokenizer, pad_multiple(self.device))
         wider = images.ids.shape[1] - self.images.shape[2]
         if wider > 0:
             self.images = F.pad(self.images, (0, wider), value=self.tokenizer.eos)
         here, prompt, side = (
-            sent(torch.from_numpy(one), self.device)
+            to_device(torch.from_numpy(one), self.device)
             for one in (numbers, images.prompts, images.sides)
         )
-        new = sent(torch.from_numpy(images.ids).to(self.id_dtype), self.device)
+        new = to_device(torch.from_numpy(images.ids).to(self.id_dtype), self.device)
         self.images[here[prompt], side, : new.shape[1]] = new
         self.lengths[numbers] = [len(prompt.ids) for prompt in prompts]
         self.sides[numbers] = np.bincount(images.prompts)
@@ -386,13 +344,13 @@ class Distiller:
     ) -> DistillBatch:
         """One image of each position with a list behind it, as one pass with its targets."""
         here, lengths, sides = (
-            sent(torch.from_numpy(one), self.device)
+            to_device(torch.from_numpy(one), self.device)
             for one in (numbers, self.lengths[numbers], self.sides[numbers])
         )
         keys = row_keys(self.settings.seed + SEED, 1, places, np.zeros_like(places))
-        waits = waiting_times(sent(keys, self.device), 1 + 2 * MOVES_KEPT)
+        waits = waiting_times(to_device(keys, self.device), 1 + 2 * MOVES_KEPT)
         side = torch.minimum((sides * torch.exp(-waits[:, 0])).long(), sides - 1)
-        names = sent(torch.from_numpy(token_permutations(self.tokenizer)), self.device)
+        names = to_device(torch.from_numpy(token_permutations(self.tokenizer)), self.device)
         moves, found = self.moves[here].long(), self.frequencies[here]
         moves = names[side[:, None, None], moves]
         powers = self.settings.distill.distill_first_power, POWER
@@ -400,5 +358,5 @@ class Distiller:
         lists = draw_lists(moves, found, waits[:, 1:], powers, MOST_MOVES, end)
         vocabulary = self.learner.model.config.vocab_size
         table = found.new_zeros(len(numbers), 2, vocabulary).scatter_(2, moves, found)
-        batch = lined(self.images[here, side].long()[:, :tokens], lengths, lists, tokens)
+        batch = causal_batch(self.images[here, side].long()[:, :tokens], lengths, lists, tokens)
         return DistillBatch(batch, list_targets(batch, table, self.tokenizer, self.settings))

@@ -1,4 +1,4 @@
-"""What a training holds, how it is built from its settings, and how it is put away and taken back.
+"""What a run holds: how it is built from settings, saved, and restored.
 
 Laws: everything that the next step depends on is in `State`, so a checkpoint of it continues bit by
 bit (CPU); what a checkpoint says is independent of the number of processes. What the guard has
@@ -7,12 +7,8 @@ learnt, and the best model so far, survive a restore.
 
 from __future__ import annotations
 
-import copy
-import json
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,43 +22,33 @@ from rookworld.model import sharding
 from rookworld.model.checkpoint import (
     Checkpoint,
     below,
-    drop_after,
-    load_checkpoint,
-    mark_best,
-    newest_step,
     optimizer_tensors,
-    prune,
-    refuse_another_kind,
-    restore_optimizer,
-    save_checkpoint,
+    restore_optimizers,
 )
 from rookworld.model.gpt2 import GPT2
-from rookworld.model.kernels.cuda_graphs import PassGraphs
-from rookworld.model.optim import muon_of, stepped_by
+from rookworld.model.lifecycle import resumable, resume_run, save_run
 from rookworld.model.sampling.sampler import Sampling
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder
-from rookworld.rl.forward import Learner, ValueHead
+from rookworld.rl.models import (
+    Learner,
+    hold_still,
+    make_optimizers,
+    new_learner,
+    record_passes,
+)
 from rookworld.rl.self_distill import Distiller
 from rookworld.rl.settings import SamplingSettings, TrainSettings
 from rookworld.rollout.prompts import Prompts
 from rookworld.rollout.token_values import move_tokens
-from rookworld.runtime import distributed
-from rookworld.runtime.atomic_files import write_json, write_text
-from rookworld.runtime.config import resolved
 from rookworld.runtime.errors import ConfigError, RookworldError
-from rookworld.runtime.run_folder import Run, read_lines
+from rookworld.runtime.run_folder import Run
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.prefix_value import RunningUsual
 from rookworld.tasks.registry import TASKS
 from rookworld.tasks.reward import RunningNorm
 from rookworld.tasks.task import Row
 
-log = logging.getLogger(__name__)
-
-EVENTS = "events.jsonl"
-VALUE_LR = 1e-3
-"""Rate of the value head."""
 MOMENTS = ("optimizer", "muon")
 """What the moments of AdamW and Muon are called in a checkpoint."""
 
@@ -159,58 +145,6 @@ def new_distiller(
     return Distiller(fens, learner, tokenizer, settings)
 
 
-def new_learner(folder: Path, settings: TrainSettings, device: torch.device) -> Learner:
-    """Policy and reference, whole on every rank or shared out over them."""
-    model = load_model(folder, device)
-    value_head = None
-    if settings.advantages.gae:
-        value_head = ValueHead(model.config.n_embd).to(device)
-    if not settings.compute.shard or distributed.world_size() == 1:
-        there = reference_device(settings, device)
-        reference = copy.deepcopy(model).to(there).requires_grad_(False)
-        return Learner(model, reference, value_head)
-    reference = sharding.shard(load_model(folder).requires_grad_(False), device)
-    shares = sharding.shard(load_model(folder), device)
-    return Learner(shares, reference, value_head, gathered=model.requires_grad_(False))
-
-
-def make_optimizers(learner: Learner, settings: TrainSettings) -> list[torch.optim.Optimizer]:
-    """AdamW, and Muon for block matrices if it is asked for."""
-    asked = settings.optimizer.optimizer == "muon"
-    lr, decay = settings.optimizer.lr, settings.optimizer.weight_decay
-    muon = [muon_of(learner.model.named_parameters(), lr, decay)] if asked else []
-    taken = stepped_by(muon)
-    own = [p for p in learner.model.parameters() if p.requires_grad and p not in taken]
-    groups: list[dict[str, Any]] = [{"params": own}]
-    if learner.value_head is not None:
-        # a rate of its own: at a policy's 1e-5 the head would not learn within a run
-        groups.append({"params": [*learner.value_head.parameters()], "own_lr": VALUE_LR})
-    adam = torch.optim.AdamW(
-        groups,
-        lr=settings.optimizer.lr,
-        betas=(0.9, 0.95),
-        eps=settings.optimizer.adam_eps,
-        weight_decay=settings.optimizer.weight_decay,
-        fused=learner.model.device.type == "cuda" or not settings.compute.shard,
-    )
-    return [adam, *muon]
-
-
-def record_passes(learner: Learner) -> None:
-    """Have small passes recorded; all share one pool of memory, since no two run at once."""
-    pool = torch.cuda.graph_pool_handle()
-    learner.graphs = PassGraphs(learner.model, pool)
-    if learner.reference.device == learner.model.device:
-        learner.ref_graphs = PassGraphs(learner.reference, pool)
-
-
-def hold_still(model: GPT2, trained: str) -> None:
-    """Weights that do not learn get no gradient, which also spares computing it."""
-    for name, parameter in model.named_parameters():
-        in_block = name.startswith(("h.", "ln_f."))
-        parameter.requires_grad_(trained == "all" or in_block)
-
-
 def fits(model: GPT2, settings: TrainSettings, tokenizer: Tokenizer) -> None:
     """Refuse a model that is too short for an answer or whose tokenizer does not suit it."""
     if model.config.vocab_size < tokenizer.vocab_size:
@@ -245,20 +179,6 @@ def with_credit(settings: TrainSettings, tokenizer: Tokenizer) -> TrainSettings:
     return settings.but(credit="choices" if may else "fields")
 
 
-def reference_device(settings: TrainSettings, device: torch.device) -> torch.device:
-    """Where the reference lives; a device that is not there falls back to the policy's."""
-    if settings.reference.ref_device is None:
-        return device
-    wanted = settings.reference.ref_device
-    kind, _, number = wanted.partition(":")
-    if kind not in ("cpu", "cuda") or not (number.isdigit() or not number):
-        raise ConfigError(f"--ref-device {wanted}: expected cpu, cuda or cuda:N")
-    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        log.warning("--ref-device %s is not here; the reference stays on %s", wanted, device)
-        return device
-    return torch.device(wanted)
-
-
 def sampling(settings: SamplingSettings, tokenizer: Tokenizer) -> dict[str, Sampling]:
     """How each task is sampled."""
     made = {}
@@ -274,66 +194,32 @@ def sampling(settings: SamplingSettings, tokenizer: Tokenizer) -> dict[str, Samp
     return made
 
 
-# --- put away and taken back --------------------------------------------------------------------
-
-
-def checkpoint_folder(run: Run, step: int) -> Path:
-    return run.folder / "checkpoints" / f"step-{step:06d}"
+# --- checkpoints --------------------------------------------------------------------------------
 
 
 def save(run: Run, state: State, settings: TrainSettings, *, best: bool = False) -> None:
     """Write a checkpoint (rank 0), keep the last few and the best."""
-    tensors: dict[str, Tensor] = {}
-    for optimizer, name in zip(state.optimizers, MOMENTS, strict=False):
-        tensors |= optimizer_tensors(optimizer, name)
+    tensors = optimizer_tensors(state.optimizers, MOMENTS)
     tensors |= {f"reference.{n}": t for n, t in state.learner.reference.named_parameters()}
     if state.learner.value_head is not None:
         tensors |= {f"value.{n}": t for n, t in state.learner.value_head.named_parameters()}
     if state.distiller is not None:
         tensors |= {f"distill.{n}": t for n, t in state.distiller.tensors().items()}
     tensors = sharding.whole_tensors(tensors)
-    if distributed.rank() == 0:
-        plain = state.plain() | {"events": sum(1 for _ in read_lines(run.folder / EVENTS))}
-        folder = checkpoint_folder(run, state.step)
-        save_checkpoint(folder, state.learner.whole, state.tokenizer, tensors, plain)
-        if best:
-            mark_best(folder)
-        prune(run.folder, settings.keep)
-    distributed.barrier()
+    model, plain = state.learner.whole, state.plain()
+    save_run(run, model, state.tokenizer, tensors, plain, keep=settings.keep, best=best)
 
 
 def resume(state: State, run: Run, settings: TrainSettings, say: Callable[[str], None]) -> bool:
     """Go on from the newest whole checkpoint; whether there was one."""
     if not settings.resume:
         return False
-    step = int(distributed.by_first(lambda: newest_step(run.folder, say)))
-    if step < 0:
+    checkpoint = resumable(run, "train --backend native", state.learner.whole, say)
+    if checkpoint is None:
         return False
-    checkpoint = load_checkpoint(checkpoint_folder(run, step))
-    refuse_another_kind(checkpoint, "train --backend native", state.learner.whole)
     restore(state, checkpoint, recovering=False)
-    distributed.barrier()
-    if distributed.rank() == 0:
-        drop_after(run.folder, step)
-        run.cut_back(step, keep=(EVENTS,))
-        cut_events(run, int(checkpoint.state["events"]))
-        write_json(run.folder / "config.json", resolved(settings))
-        if step < settings.steps:
-            (run.folder / "DONE").unlink(missing_ok=True)
-        say(f"resumed after step {step}")
-    distributed.barrier()
+    resume_run(run, settings, checkpoint, settings.steps, say)
     return True
-
-
-def cut_events(run: Run, count: int) -> None:
-    """Keep the first `count` events.
-
-    By number, not by step: a restore goes back in steps, and its event must outlive it.
-    """
-    path = run.folder / EVENTS
-    if path.exists():
-        kept = list(read_lines(path))[:count]
-        write_text(path, "".join(json.dumps(event) + "\n" for event in kept))
 
 
 def restore(state: State, checkpoint: Checkpoint, *, recovering: bool) -> None:
@@ -345,9 +231,7 @@ def restore(state: State, checkpoint: Checkpoint, *, recovering: bool) -> None:
     load_named(learner.reference, checkpoint, "reference")
     if learner.value_head is not None:
         load_named(learner.value_head, checkpoint, "value")
-    for optimizer, name in zip(state.optimizers, MOMENTS, strict=False):
-        optimizer.state.clear()
-        restore_optimizer(optimizer, checkpoint.tensors, name)
+    restore_optimizers(state.optimizers, checkpoint.tensors, MOMENTS)
     if state.distiller is not None:
         state.distiller.restore(dict(below(checkpoint.tensors, "distill")))
     state.load_plain(checkpoint.state, recovering=recovering)

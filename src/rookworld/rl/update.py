@@ -1,6 +1,6 @@
-"""One GRPO update: packs with their advantages in, gradients and their numbers out.
+"""One GRPO update: batches with their advantages in, gradients and their numbers out.
 
-Laws: the gradient is the same however a step is cut into packs or ranks, and the same as that of
+Laws: the gradient is the same however a step is cut into batches or ranks, and the same as that of
 every prompt computed K times (shared prefix). Nothing here decides: the guard does.
 """
 
@@ -20,13 +20,14 @@ from rookworld.grpo.loss import Batch, RatioStats, StepTotals
 from rookworld.model import sharding
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.precision import passes_in
-from rookworld.rl.forward import Learner, Micro, chosen_worths, states, stats_of
+from rookworld.rl.forward import MicroBatch, expected_values, policy_stats, states
+from rookworld.rl.models import Learner
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
 from rookworld.runtime import distributed
 
 
-def totals_of(micros: Sequence[Micro], longest: int) -> StepTotals | None:
+def step_totals(micros: Sequence[MicroBatch], longest: int) -> StepTotals | None:
     """Tokens and answers that count, over all ranks; None when nothing does."""
     counts = torch.zeros(2, dtype=torch.float64)
     for micro in micros:
@@ -84,20 +85,20 @@ NOTHING = Gradient(
 
 
 def gradient(
-    micros: Sequence[Micro],
+    micros: Sequence[MicroBatch],
     learner: Learner,
     totals: StepTotals,
     settings: TrainSettings,
     coefs: Coefs,
     scratch: StepScratch,
 ) -> Gradient:
-    """Backward through every pack; gradients are left on the parameters, summed over ranks."""
+    """Backward through every batch; gradients are left on the parameters, summed over ranks."""
     device = learner.model.device
     sums = torch.zeros(5, dtype=torch.float64, device=device)
     ratio = RatioStats(*(torch.zeros((), device=device) for _ in range(4)))
     missing = sharding.missing_passes(learner.model, len(micros))
     for micro in micros:
-        objective, measured, micro_ratio = objective_of(micro, learner, totals, settings, coefs)
+        objective, measured, micro_ratio = micro_objective(micro, learner, totals, settings, coefs)
         objective.backward()  # type: ignore[no-untyped-call]
         sums += measured
         ratio = ratio.merge(micro_ratio)
@@ -122,24 +123,24 @@ def gradient(
     return Gradient(policy, kl_loss, value, entropy, kl, ratio, float(norm), float(distill_loss))
 
 
-def objective_of(
-    micro: Micro,
+def micro_objective(
+    micro: MicroBatch,
     learner: Learner,
     totals: StepTotals,
     settings: TrainSettings,
     coefs: Coefs,
 ) -> tuple[Tensor, Tensor, RatioStats]:
-    """A pack's share of what is minimised, and of what a `Gradient` tells about it, in one row."""
+    """A batch's share of what is minimised, and of what a `Gradient` tells about it, in one row."""
     # true for one update: it changes the weights that the products were made of
     known, micro.tape = micro.products(), None
     with passes_in(settings.compute.dtype, learner.model.device):
-        hidden = states(micro.pack, learner.model, learner.graphs, known)
-        stats = stats_of(micro, hidden, learner, settings)
-        worths = chosen_worths(micro, hidden, learner)
-    parts, ratio = terms(micro, stats, hidden, learner, totals, settings)
+        hidden = states(micro.batch, learner.model, learner.graphs, known)
+        stats = policy_stats(micro, hidden, learner, settings)
+        worths = expected_values(micro, hidden, learner)
+    parts, ratio = loss_terms(micro, stats, hidden, learner, totals, settings)
     policy, kl_loss, value, entropy, kl = (part.sum() for part in parts)
     if worths is not None:
-        worth = losses.token_mean(micro.pack.grid(worths), micro.mask(), totals).sum()
+        worth = losses.token_mean(micro.batch.grid(worths), micro.mask(), totals).sum()
         # its level says nothing, as that of a ratio times an advantage does not
         policy = policy - (worth - worth.detach())
     objective = policy + VALUE_COEF * value
@@ -164,7 +165,7 @@ def distill(scratch: StepScratch, learner: Learner, settings: TrainSettings, coe
     loss = torch.zeros((), dtype=torch.float64, device=learner.model.device)
     for one in batches:
         with passes_in(settings.compute.dtype, learner.model.device):
-            hidden = states(one.pack, learner.model, learner.graphs)
+            hidden = states(one.batch, learner.model, learner.graphs)
             kl = distillation_kl(hidden, learner.model.lm_head.weight, one.targets).sum() / total
         (coef * kl).backward()  # type: ignore[no-untyped-call]
         loss += kl.detach()
@@ -185,8 +186,8 @@ def silence_key_biases(model: GPT2) -> None:
             sharding.local_rows(gradient, width, 2 * width).zero_()
 
 
-def terms(
-    micro: Micro,
+def loss_terms(
+    micro: MicroBatch,
     stats: TokenStats,
     hidden: Tensor,
     learner: Learner,
@@ -195,20 +196,20 @@ def terms(
 ) -> tuple[list[Tensor], RatioStats]:
     """Contributions [answers, tokens] of policy, KL loss, value, entropy, and the exact KL."""
     assert stats.kl is not None and stats.ref_logp is not None and micro.advantages is not None
-    packed, mask = micro.pack, micro.mask()
-    batch = Batch(packed.grid(stats.logp), packed.grid(micro.old_logp), micro.advantages, mask)
-    policy, held_back = losses.policy_loss(batch, totals, settings.loss)
+    batch, mask = micro.batch, micro.mask()
+    sampled = Batch(batch.grid(stats.logp), batch.grid(micro.old_logp), micro.advantages, mask)
+    policy, held_back = losses.policy_loss(sampled, totals, settings.loss)
     if settings.kl.kl_type in ESTIMATORS:
         estimate = ESTIMATORS[settings.kl.kl_type](stats.logp, stats.ref_logp)
         # tokens come from the sampler's policy, which after the first update is an older one
         kl_rows = (stats.logp - micro.old_logp).detach().exp() * estimate
     else:
         kl_rows = stats.kl
-    kl = losses.token_mean(packed.grid(kl_rows), mask, totals)
-    exact = losses.token_mean(packed.grid(stats.kl.detach()), mask, totals)
-    entropy = losses.entropy_loss(packed.grid(stats.entropy), mask, totals)
+    kl = losses.token_mean(batch.grid(kl_rows), mask, totals)
+    exact = losses.token_mean(batch.grid(stats.kl.detach()), mask, totals)
+    entropy = losses.entropy_loss(batch.grid(stats.entropy), mask, totals)
     value = torch.zeros((), device=hidden.device)
     if learner.value_head is not None and micro.returns is not None:
         predicted = learner.value_head(hidden)
-        value = losses.value_loss(packed.grid(predicted), micro.returns, mask, totals)
-    return [policy, kl, value, entropy, exact], losses.ratio_stats(batch, held_back)
+        value = losses.value_loss(batch.grid(predicted), micro.returns, mask, totals)
+    return [policy, kl, value, entropy, exact], losses.ratio_stats(sampled, held_back)

@@ -1,4 +1,4 @@
-"""JOINT: the symmetries of chess x tokenizer -> arrays of ids.
+"""JOINT: the symmetries of chess x tokenizer -> arrays of ids, and the images of prompts.
 
 Law: turned ids are the ids of the turned position and of the turned moves. Left out: the
 environment's rows, whose move counter tells the colours apart.
@@ -6,14 +6,20 @@ environment's rows, whose move counter tells the colours apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rookworld.model.sampling.decode_batch import rounded_up
 from rookworld.model.tokenizer import Tokenizer
+from rookworld.rollout.types import Prompt
 from rookworld.tasks.notation import flip_move, mirror_move
+
+SIDES = 4
+"""From which a position may be looked at: two for its colours, and with left and right four."""
 
 
 @dataclass(frozen=True)
@@ -101,3 +107,45 @@ def apply_symmetry(tokens: NDArray[np.int64], symmetry: Symmetry) -> NDArray[np.
     board[:, 8::8] = symmetry.slashed[board[:, 8::8]]
     out[:, BOARD] = board
     return out
+
+
+@dataclass(frozen=True)
+class Images:
+    """Prompts as seen from each side of the board."""
+
+    ids: NDArray[np.int64]
+    """[images, tokens], padded with end tokens."""
+    lengths: NDArray[np.int64]
+    """[images] tokens of each."""
+    prompts: NDArray[np.int64]
+    """[images] the number of the prompt that it is an image of."""
+    sides: NDArray[np.int64]
+    """[images] its line of `token_permutations`."""
+
+
+@lru_cache(maxsize=8)
+def symmetries(tokenizer: Tokenizer) -> tuple[Symmetry, Symmetry]:
+    """Colours exchanged, left and right exchanged."""
+    return colour_flip(tokenizer), left_right_mirror(tokenizer)
+
+
+@lru_cache(maxsize=8)
+def token_permutations(tokenizer: Tokenizer) -> NDArray[np.int64]:
+    """[sides, vocabulary] the id that each id becomes on each side of the board."""
+    flip, mirror = (symmetry.renamed for symmetry in symmetries(tokenizer))
+    return np.stack([np.arange(len(flip)), flip, mirror, mirror[flip]])
+
+
+def prompt_images(prompts: Sequence[Prompt], tokenizer: Tokenizer, multiple: int = 1) -> Images:
+    """Every prompt from every side from which it is the same question."""
+    flip, mirror = symmetries(tokenizer)
+    lengths = np.array([len(prompt.ids) for prompt in prompts])
+    ids = np.full((len(prompts), rounded_up(int(lengths.max()), multiple)), tokenizer.eos)
+    for line, prompt in zip(ids, prompts, strict=True):
+        line[: len(prompt.ids)] = prompt.ids
+    flipped = apply_symmetry(ids, flip)
+    images = np.stack([ids, flipped, apply_symmetry(ids, mirror), apply_symmetry(flipped, mirror)])
+    castles = ids[:, CASTLING] != tokenizer.token(" -")
+    same = ~castles[:, None] | (np.arange(SIDES) < 2)
+    number, side = same.nonzero()
+    return Images(images[side, number], lengths[number], number, side)

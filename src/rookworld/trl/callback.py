@@ -23,52 +23,34 @@ from rookworld.grpo.advantages import flat_groups, reward_tensor, valid_groups
 from rookworld.grpo.decisions import Ruling, Skip, StepHealth, Stop
 from rookworld.grpo.guard import Guard
 from rookworld.grpo.kl import Draw, KLControl, k3, token_stats
-from rookworld.grpo.schedule import lr_multiplier, ramp
-from rookworld.model.checkpoint import (
-    Checkpoint,
-    drop_after,
-    load_checkpoint,
-    mark_best,
-    newest_checkpoint,
-    optimizer_tensors,
-    prune,
-    refuse_another_kind,
-    save_checkpoint,
-)
+from rookworld.grpo.schedule import ramp
+from rookworld.model.checkpoint import Checkpoint, optimizer_tensors
 from rookworld.model.gpt2 import GPT2
+from rookworld.model.lifecycle import begin_run, due, finish_run, resumable, resume_run, save_run
 from rookworld.model.precision import passes_in
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
-from rookworld.rl.forward import CHUNK_ROWS, CHUNK_VOCABULARY
 from rookworld.rl.metrics import (
     Metrics,
-    held_out_health,
-    log_line,
     peak_memory_mb,
     reward_metrics,
-    rollout_record,
     token_metrics,
 )
+from rookworld.rl.models import CHUNK_ROWS, CHUNK_VOCABULARY
+from rookworld.rl.run_log import Evaluate, Hooks, evaluated, is_best, log_events, log_step
 from rookworld.rl.settings import TrainSettings
-from rookworld.rl.state import (
-    EVENTS,
-    checkpoint_folder,
-    cut_events,
-    sampling,
-)
-from rookworld.rl.trainer import KL_AT_START, Evaluate, Hooks, due
+from rookworld.rl.state import sampling
+from rookworld.rl.step import KL_AT_START, lr_factor, stop_if_told
 from rookworld.rollout.collector import Collected
 from rookworld.rollout.types import Group, Prompt
-from rookworld.runtime.atomic_files import write_json
-from rookworld.runtime.config import resolved
-from rookworld.runtime.errors import ConfigError, Diverged, RookworldError
-from rookworld.runtime.run_folder import Run, origin, read_lines
+from rookworld.runtime.errors import ConfigError, RookworldError
+from rookworld.runtime.run_folder import Run, origin
 from rookworld.tasks.registry import TASKS
 from rookworld.tasks.scorer import judge_answer, prefetch
 from rookworld.tasks.task import Judge
 from rookworld.trl import plan
 
-MOMENTS, REFERENCE = "trl.optimizer", "trl.reference"
+MOMENTS, REFERENCE = ("trl.optimizer",), "trl.reference"
 """Names in a checkpoint; the native loop has others, so neither resumes from the other's."""
 
 
@@ -164,60 +146,47 @@ class Session(TrainerCallback):
     def rate_factor(self, done: int) -> float:
         """The schedule `done` steps after this process began, times the guard's cuts."""
         step = len(self.turns) - self.trainer.args.max_steps + done
-        return self.guard.lr_scale * lr_multiplier(
-            self.settings.optimizer.lr_schedule,
-            step,
-            self.settings.steps,
-            self.settings.optimizer.lr_warmup_steps,
-            self.settings.optimizer.lr_final,
-        )
+        return self.guard.lr_scale * lr_factor(step, self.settings)
 
     # --- before and after ---
 
     def begin(self) -> Checkpoint | None:
         """A new run with its first evaluation, or the checkpoint to go on from."""
-        newest = (
-            newest_checkpoint(self.run.folder, self.hooks.say) if self.settings.resume else None
+        settings, say = self.settings, self.hooks.say
+        found = (
+            resumable(self.run, "train --backend trl", self.twin, say) if settings.resume else None
         )
-        if newest is None:
-            settings = self.settings
-            self.run.clear(self.hooks.say, overwrite=settings.overwrite, resume=settings.resume)
-            write_json(self.run.folder / "config.json", resolved(self.settings))
-            about = origin(self.settings.seed, self.settings.engine)
-            write_json(self.run.folder / "origin.json", about | {"trl": plan.installed()})
+        if found is None:
+            about = origin(settings.seed, settings.engine) | {"trl": plan.installed()}
+            begin_run(self.run, settings, about, say)
             self.save(best=self.assess())
             return None
-        checkpoint = load_checkpoint(newest)
-        refuse_another_kind(checkpoint, "train --backend trl", self.twin)
-        self.twin = load_model(checkpoint.folder, self.device)
-        self.step, self.best = checkpoint.step, checkpoint.state["best"]
-        self.best_by = checkpoint.state.get("best_by", "reward/sampled")
-        self.control.load_state_dict(checkpoint.state["control"])
-        self.guard.load_state_dict(checkpoint.state["guard"])
-        drop_after(self.run.folder, self.step)
-        self.run.cut_back(self.step, keep=(EVENTS,))
-        cut_events(self.run, int(checkpoint.state["events"]))
-        write_json(self.run.folder / "config.json", resolved(self.settings))
-        if self.step < self.settings.steps:
-            (self.run.folder / "DONE").unlink(missing_ok=True)
-        self.hooks.say(f"resumed after step {self.step}")
-        return checkpoint
+        self.twin = load_model(found.folder, self.device)
+        self.step, self.best = found.step, found.state["best"]
+        self.best_by = found.state.get("best_by", "reward/sampled")
+        self.control.load_state_dict(found.state["control"])
+        self.guard.load_state_dict(found.state["guard"])
+        resume_run(self.run, settings, found, settings.steps, say)
+        return found
 
     def finish(self) -> Path:
-        final = self.run.folder / "final"
-        save_checkpoint(final, self.twin, self.tokenizer, {}, {"step": self.step})
-        self.run.finish()
-        return final
+        return finish_run(self.run, self.twin, self.tokenizer, self.step)
 
     def assess(self) -> bool:
         """Held-out evaluation; whether it is the best yet."""
-        evaluation = self.evaluate(self.twin, self.tokenizer)
-        self.run.append("eval.jsonl", {"step": self.step, **evaluation.to_json()})
-        self.hooks.on_eval(self.step, evaluation)
-        health = held_out_health(self.step, evaluation, self.settings.evaluation.select_by)
-        self.obey(self.guard.check_eval(health))
-        known = self.best if self.best_by == health.metric else None
-        improved = math.isfinite(health.reward) and (known is None or health.reward > known)
+        health = evaluated(
+            self.run,
+            self.step,
+            self.twin,
+            self.tokenizer,
+            self.settings,
+            self.evaluate,
+            self.hooks,
+        )
+        ruling = self.guard.check_eval(health)
+        log_events(self.run, ruling, self.hooks)
+        stop_if_told(ruling)
+        improved = is_best(health, self.best, self.best_by)
         if improved:
             self.best, self.best_by = health.reward, health.metric
         return improved
@@ -226,7 +195,7 @@ class Session(TrainerCallback):
         """A checkpoint: the model folder, and beside it what a resumed run needs."""
         tensors: dict[str, Tensor] = {}
         if self.trainer is not None:
-            tensors = optimizer_tensors(self.trainer.optimizer, MOMENTS)
+            tensors = optimizer_tensors([self.trainer.optimizer], MOMENTS)
             if self.settings.reference.ref_sync_every:
                 named = self.trainer.ref_model.named_parameters()
                 tensors |= {f"{REFERENCE}.{name}": values for name, values in named}
@@ -237,21 +206,9 @@ class Session(TrainerCallback):
             "best_by": self.best_by,
             "control": self.control.state_dict(),
             "guard": self.guard.state_dict(),
-            "events": sum(1 for _ in read_lines(self.run.folder / EVENTS)),
         }
-        folder = checkpoint_folder(self.run, self.step)
-        save_checkpoint(folder, self.twin, self.tokenizer, tensors, state)
-        if best:
-            mark_best(folder)
-        prune(self.run.folder, self.settings.keep)
-
-    def obey(self, ruling: Ruling) -> None:
-        """Write down what the guard saw; its last word ends the run."""
-        for event in ruling.events:
-            self.run.append(EVENTS, event)
-            self.hooks.on_event(event)
-        if isinstance(ruling.decision, Stop):
-            raise Diverged(ruling.decision.diagnosis)
+        keep = self.settings.keep
+        save_run(self.run, self.twin, self.tokenizer, tensors, state, keep=keep, best=best)
 
     # --- one step, in the order in which TRL calls ---
 
@@ -370,9 +327,9 @@ class Session(TrainerCallback):
         self.step += 1
         if settings.reference.ref_sync_every and self.step % settings.reference.ref_sync_every == 0:
             self.trainer.ref_model.load_state_dict(self.trainer.model.state_dict())
-        self.report(metrics)
         assert self.ruling is not None
-        self.obey(self.ruling)
+        log_step(self.run, self.step, self.groups, metrics, self.ruling, settings, self.hooks)
+        stop_if_told(self.ruling)
         stopping = self.asked_to_stop()
         evaluating = due(self.step, settings.evaluation.eval_every, settings.steps)
         saving = stopping or due(self.step, settings.save_every, settings.steps)
@@ -415,12 +372,3 @@ class Session(TrainerCallback):
             "guard/skipped": float(self.guard.skipped),
             "guard/recoveries": 0.0,
         }
-
-    def report(self, metrics: Metrics) -> None:
-        self.run.append("metrics.jsonl", {"step": self.step, **metrics})
-        self.run.note(log_line(self.step, metrics))
-        self.hooks.on_step(self.step, metrics)
-        if self.step == 1 or due(self.step, self.settings.sample_every, self.settings.steps):
-            self.hooks.on_samples(self.step, self.groups)
-            for group in self.groups[:4]:
-                self.run.append("rollouts.jsonl", rollout_record(self.step, group))

@@ -10,12 +10,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from itertools import chain
 
 from rookworld.data.rows import task_name
-from rookworld.data.sources import load_positions
-from rookworld.data.splits import seen_positions
 from rookworld.evaluation.evaluate import HeldOut
+from rookworld.rl.leakage import trained_on
 from rookworld.rl.settings import TrainSettings
 from rookworld.runtime.config import value_of
 from rookworld.runtime.errors import ConfigError, DataError
@@ -132,20 +130,6 @@ def check_rows(settings: TrainSettings, rows: Sequence[Row], held: HeldOut) -> C
     if seen := trained_on(settings, rows, held):
         raise DataError(seen)
     return counts
-
-
-def trained_on(settings: TrainSettings, rows: Sequence[Row], held: HeldOut) -> str | None:
-    """What is wrong with held-out rows if positions of theirs are trained on, None if none is."""
-    trained = chain((row.fen for row in rows), load_positions(settings.distill.distill_data))
-    asked = (row.fen for row in held.rows)
-    shared, tested = seen_positions(trained, asked)
-    if not shared:
-        return None
-    sources = " ".join((*settings.data, *settings.distill.distill_data))
-    return (
-        f"{shared} of {tested} positions of --held-out {settings.evaluation.held_out} are also "
-        f"in the data, {sources}: what is trained on measures nothing"
-    )
 
 
 def numbered(counts: Mapping[str, int], joint: str = ", ") -> str:

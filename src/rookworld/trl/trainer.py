@@ -25,16 +25,18 @@ from trl import GRPOConfig, GRPOTrainer
 
 from rookworld.model.checkpoint import (
     Checkpoint,
-    restore_optimizer,
+    restore_optimizers,
 )
+from rookworld.model.lifecycle import held
+from rookworld.model.optim import build_optimizers
 from rookworld.model.precision import arithmetic
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder
+from rookworld.rl.run_log import Evaluate, Hooks
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import (
     fits,
 )
-from rookworld.rl.trainer import Evaluate, Hooks
 from rookworld.rollout.prompts import Prompts, prompt_text
 from rookworld.rollout.types import Prompt
 from rookworld.runtime import distributed
@@ -82,15 +84,16 @@ def train(
         stream=prompt_stream(rows, tokenizer, settings),
     )
     fits(session.twin, settings, tokenizer)
-    checkpoint = session.begin()
-    if session.step < settings.steps:
-        trainer = new_trainer(folder, session, checkpoint)
-        with interruptible() as asked_to_stop:
-            session.asked_to_stop = asked_to_stop
-            trainer.train()
+    with held(session.run):
+        checkpoint = session.begin()
         if session.step < settings.steps:
-            raise Interrupted(f"stopped after step {session.step}; --resume goes on from there")
-    return session.finish()
+            trainer = new_trainer(folder, session, checkpoint)
+            with interruptible() as asked_to_stop:
+                session.asked_to_stop = asked_to_stop
+                trainer.train()
+            if session.step < settings.steps:
+                raise Interrupted(f"stopped after step {session.step}; --resume goes on from there")
+        return session.finish()
 
 
 def one_device(settings: TrainSettings) -> torch.device:
@@ -139,15 +142,17 @@ class PhaseTrainer(GRPOTrainer):  # type: ignore[misc]
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         settings = self.session.settings
         if self.optimizer is None:
-            self.optimizer = torch.optim.AdamW(
-                self.model.parameters(),
+            made = build_optimizers(
+                (),
+                [{"params": list(self.model.parameters())}],
+                muon=False,
                 lr=settings.optimizer.lr,
-                betas=(0.9, 0.95),
-                eps=settings.optimizer.adam_eps,
                 weight_decay=settings.optimizer.weight_decay,
+                eps=settings.optimizer.adam_eps,
                 fused=self.session.device.type == "cuda",
             )
-            restore_optimizer(self.optimizer, self.moments, MOMENTS)
+            restore_optimizers(made, self.moments, MOMENTS)
+            (self.optimizer,) = made
         optimizer: torch.optim.Optimizer = self.optimizer
         return optimizer
 
