@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import sys
 from array import array
 from collections.abc import Sequence
@@ -434,6 +435,22 @@ def test_the_value_head_has_a_rate_of_its_own(learner: Learner, tmp_path: Path) 
     assert learner.value_head is not None
     assert {*map(id, head["params"])} == {*map(id, learner.value_head.parameters())}
     assert (policy.get("own_lr"), head["own_lr"]) == (None, 1e-3)
+
+
+def test_kl_is_measured_task_by_task(learner: Learner, groups: list[Group], tmp_path: Path) -> None:
+    """By hand over each task's own tokens; the largest is what is controlled."""
+    settings = settings_of(tmp_path)
+    found, _, _ = computed(groups, learner, settings)
+    apart: dict[str, list[Tensor]] = {"P": [], "A": []}
+    for group in groups:
+        for i in range(K):
+            apart[group.prompt.letter].append(plain_pass(group, i, learner, settings)[1])
+    means = {letter: torch.cat(parts).mean().item() for letter, parts in apart.items()}
+    assert found.kl_of_tasks == pytest.approx(means, rel=1e-5)
+    assert found.kl_worst == max(found.kl_of_tasks.values()) > found.kl
+    one = [group for group in groups if group.prompt.letter == "P"]
+    assert set(computed(one, learner, settings)[0].kl_of_tasks) == {"P"}
+    assert math.isnan(update.NOTHING.kl_worst)
 
 
 def test_mask_covers_exactly_the_sampled_ids_end_token_included(

@@ -287,7 +287,9 @@ def _stopped(run: RunRecord) -> str | None:
 
 
 def _kl_near(run: RunRecord) -> str | None:
-    limit, highest = number(run.config.get("kl_divergence_threshold")), run.series("kl/exact")
+    limit = number(run.config.get("kl_divergence_threshold"))
+    # what the guard goes by: the task that is furthest away
+    highest = np.fmax.reduce([run.series(n) for n in ("kl/exact", *(f"kl/{t}" for t in TASKS))])
     top = _largest(highest)
     if top is None or not limit > 0 or top < KL_WARN_SHARE * limit:
         return None

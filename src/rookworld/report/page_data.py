@@ -71,7 +71,7 @@ def all_panels() -> list[Panel]:
 PANELS = (
     Panel(
         title="KL to the reference",
-        metrics=("kl/exact",),
+        metrics=("kl/exact", *(f"kl/{letter}" for letter in TASKS)),
         help="Nats per token. The guard restores at 90 % of the threshold.",
         limits=(
             ("guard acts", "kl_divergence_threshold", 0.9),

@@ -92,23 +92,28 @@ def update_metrics(
     distill = {}
     if settings.distill.distill_coef > 0:
         distill = {"distill/loss": found.distill_loss, "distill/coef": coefs.distill}
-    return distill | {
-        "kl/exact": found.kl,
-        "kl/coef": coefs.kl,
-        "policy/ratio_max": float(found.ratio.ratio_max),
-        "policy/clipped": float(found.ratio.clipped) / tokens,
-        "policy/entropy": found.entropy,
-        "loss/total": found.total(coefs, settings),
-        "loss/policy": found.policy,
-        "loss/kl": found.kl_loss,
-        "loss/value": found.value,
-        "grad/norm": found.norm,
-        "lr": rate,
-        "sampler/logp_gap": float(found.ratio.gap) / tokens,
-        "guard/skipped": float(state.guard.skipped),
-        "guard/recoveries": float(state.guard.recoveries),
-        "mem/peak_mb": peak_memory_mb(state.learner.model.device),
-    }
+    by_task = {f"kl/{letter}": kl for letter, kl in found.kl_of_tasks.items()}
+    return (
+        distill
+        | by_task
+        | {
+            "kl/exact": found.kl,
+            "kl/coef": coefs.kl,
+            "policy/ratio_max": float(found.ratio.ratio_max),
+            "policy/clipped": float(found.ratio.clipped) / tokens,
+            "policy/entropy": found.entropy,
+            "loss/total": found.total(coefs, settings),
+            "loss/policy": found.policy,
+            "loss/kl": found.kl_loss,
+            "loss/value": found.value,
+            "grad/norm": found.norm,
+            "lr": rate,
+            "sampler/logp_gap": float(found.ratio.gap) / tokens,
+            "guard/skipped": float(state.guard.skipped),
+            "guard/recoveries": float(state.guard.recoveries),
+            "mem/peak_mb": peak_memory_mb(state.learner.model.device),
+        }
+    )
 
 
 def token_metrics(collected: Collected, micros: Sequence[MicroBatch]) -> Metrics:

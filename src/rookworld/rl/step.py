@@ -63,7 +63,7 @@ def learn(
             step=state.step + 1,
             loss=found.total(coefs, settings),
             grad_norm=found.norm,
-            kl=found.kl,
+            kl=found.kl_worst,
             entropy=found.entropy,
             reward_mean=rewards["reward/mean"],
             all_rewards_negative=rewards["reward/max"] < 0,
@@ -76,9 +76,9 @@ def learn(
             break
     state.learner.refresh()
     state.usual.update(collected.tally)
-    state.control.observe(state.step, found.kl)
+    state.control.observe(state.step, found.kl_worst)
     if not refused(rulings[-1]):
-        follow_reference(state, found.kl, settings)
+        follow_reference(state, found.kl_worst, settings)
     clock.mark("update")
     metrics = rewards | update_metrics(state, found, coefs, lr_at(state, settings), settings)
     metrics |= paid | token_metrics(collected, micros) | clock.metrics()

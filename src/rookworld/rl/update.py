@@ -7,8 +7,8 @@ every prompt computed K times (shared prefix). Nothing here decides: the guard d
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -20,11 +20,13 @@ from rookworld.grpo.loss import Batch, RatioStats, StepTotals
 from rookworld.model import sharding
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.precision import passes_in
+from rookworld.rl.batch import to_device
 from rookworld.rl.forward import MicroBatch, expected_values, policy_stats, states
 from rookworld.rl.models import Learner
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
 from rookworld.runtime import distributed
+from rookworld.tasks.registry import TASKS
 
 
 def step_totals(micros: Sequence[MicroBatch], longest: int) -> StepTotals | None:
@@ -63,6 +65,17 @@ class Gradient:
     ratio: RatioStats
     norm: float
     distill_loss: float
+    kl_of_tasks: Mapping[str, float] = field(default_factory=dict)
+    """Mean of the exact KL over the tokens of each task that had any, by its letter."""
+
+    @property
+    def kl_worst(self) -> float:
+        """The KL of the task that is furthest away: what the coefficient, the guard and the reset
+        of the reference go by. In a mean over tokens the long answers of one task would hide it.
+        """
+        if not math.isfinite(self.kl):
+            return self.kl
+        return max(self.kl_of_tasks.values(), default=self.kl)
 
     def total(self, coefs: Coefs, settings: TrainSettings) -> float:
         weighted = 0.0 if settings.kl.kl_type == "k1_reward" else coefs.kl * self.kl_loss
@@ -94,7 +107,7 @@ def gradient(
 ) -> Gradient:
     """Backward through every batch; gradients are left on the parameters, summed over ranks."""
     device = learner.model.device
-    sums = torch.zeros(5, dtype=torch.float64, device=device)
+    sums = torch.zeros(5 + 2 * len(TASKS), dtype=torch.float64, device=device)
     ratio = RatioStats(*(torch.zeros((), device=device) for _ in range(4)))
     missing = sharding.missing_passes(learner.model, len(micros))
     for micro in micros:
@@ -119,8 +132,11 @@ def gradient(
     ratio = RatioStats(counts[0], counts[1], distributed.max_over_ranks(ratio.ratio_max), counts[2])
     own = learner.model.parameters()  # the value head's norm must not clip the policy's gradient
     norm = sharding.total_norm([p.grad for p in own if p.grad is not None])
-    policy, kl_loss, value, entropy, kl = sums.tolist()
-    return Gradient(policy, kl_loss, value, entropy, kl, ratio, float(norm), float(distill_loss))
+    policy, kl_loss, value, entropy, kl, *by_task = sums.tolist()
+    apart = dict(zip(TASKS, zip(by_task[::2], by_task[1::2], strict=True), strict=True))
+    kl_of_tasks = {letter: total / count for letter, (total, count) in apart.items() if count}
+    distilled = float(distill_loss)
+    return Gradient(policy, kl_loss, value, entropy, kl, ratio, float(norm), distilled, kl_of_tasks)
 
 
 def micro_objective(
@@ -137,6 +153,8 @@ def micro_objective(
         hidden = states(micro.batch, learner.model, learner.graphs, known)
         stats = policy_stats(micro, hidden, learner, settings)
         worths = expected_values(micro, hidden, learner)
+    assert stats.kl is not None
+    by_task = kl_by_task(micro, stats.kl.detach())
     parts, ratio = loss_terms(micro, stats, hidden, learner, totals, settings)
     policy, kl_loss, value, entropy, kl = (part.sum() for part in parts)
     if worths is not None:
@@ -148,8 +166,18 @@ def micro_objective(
         objective = objective + settings.loss.entropy_coef * entropy
     if settings.kl.kl_type != "k1_reward" and coefs.kl > 0:
         objective = objective + coefs.kl * kl_loss
-    measured = torch.stack([policy, kl_loss, value, -entropy, kl])
-    return objective, measured.detach().double(), ratio
+    measured = torch.stack([policy, kl_loss, value, -entropy, kl]).detach().double()
+    return objective, torch.cat([measured, by_task]), ratio
+
+
+def kl_by_task(micro: MicroBatch, kl: Tensor) -> Tensor:
+    """[2 x tasks] the exact KL's sum and its count of tokens, task by task."""
+    mask, k = micro.mask(), micro.batch.answers
+    of_answers = torch.where(mask, micro.batch.grid(kl), 0.0).double().sum(-1)
+    both = torch.stack([of_answers, mask.double().sum(-1)], 1)
+    task = torch.tensor([group.prompt.task for group in micro.groups]).repeat_interleave(k)
+    sums = torch.zeros(len(TASKS), 2, dtype=torch.float64, device=kl.device)
+    return sums.index_add_(0, to_device(task, kl.device), both).flatten()
 
 
 def distill(scratch: StepScratch, learner: Learner, settings: TrainSettings, coef: float) -> Tensor:

@@ -88,6 +88,8 @@ STEP_METRICS = {
     "reward/max": Metric("Best reward", unit="reward"),
     "reward/flat_groups": Metric("Groups without spread", better="down"),
     "reward/invalid_groups": Metric("Groups without a reward", better="down"),
+    "advantage/mean": Metric("Mean advantage", unit="ratio", better="none"),
+    "value/explained_variance": Metric("Explained by the value head", unit="ratio"),
     "kl/exact": Metric("KL", unit="nats", better="none"),
     "kl/coef": Metric("Weight of the KL", unit="ratio", better="none"),
     "kl/left_out": Metric("Answers masked for their KL", better="down"),

@@ -51,6 +51,7 @@ def all_metrics() -> dict[str, Metric]:
     found = dict(STEP_METRICS)
     for letter, task in TASKS.items():
         found[f"reward/{letter}"] = Metric(f"Reward, {letter}", unit="reward")
+        found[f"kl/{letter}"] = Metric(f"KL, {letter}", unit="nats", better="none")
         found |= {f"reward/{letter}/{part}": Metric(f"{letter} {part}") for part in task.parts}
         for name, metric in task.shown_metrics.items():
             found[f"{letter}/{name}"] = replace(metric, label=f"{letter} {metric.label}")
