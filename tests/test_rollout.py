@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from rookworld.rl.scratch import StepScratch
 from rookworld.rollout.collector import Collector, collect
 from rookworld.rollout.prompts import Prompts, prompt_text
 from rookworld.rollout.token_values import stage_values
+from rookworld.rollout.types import Group, Prompt
 from rookworld.runtime.errors import DataError
 from rookworld.tasks.prefix_value import prefix_values
 from rookworld.tasks.reward import RewardRules
@@ -208,6 +209,34 @@ def test_flat_groups_are_replaced_and_counted(
     assert (found.flat, found.invalid, found.seen) == (3, 0, 5)
     assert prompts.position == 5
     assert len({group.prompt.key for group in found.groups}) == 3
+
+
+class Solved(Collector):
+    """Scores every environment answer alike, and each analysis a little higher than the last."""
+
+    def groups(self, prompts: Sequence[Prompt], step: int, progress: float) -> list[Group]:
+        def scored(group: Group) -> Group:
+            grows = 0.0 if group.prompt.letter == "A" else 0.1
+            verdicts = (v._replace(total=grows * i) for i, v in enumerate(group.verdicts))
+            return replace(group, verdicts=tuple(verdicts))
+
+        return [scored(group) for group in super().groups(prompts, step, progress)]
+
+
+@pytest.mark.parametrize("tries", [0, 1, 3])
+def test_a_solved_task_keeps_its_share_of_the_kl(
+    model: GPT2, tokenizer: Tokenizer, tries: int
+) -> None:
+    """Half of eight prompts are A, all of them flat, and half of what replaces them is P."""
+    collector = Solved(**vars(collector_of(model, tokenizer, k=2)))
+    prompts = Prompts(tiny_rows(), tokenizer, 0.5, seed=0)
+    found = collect(collector, prompts, 8, 0, 1.0, flat_tries=tries)
+    of_a = [group for group in found.groups if group.prompt.letter == "A"]
+    assert len(found.groups) == 8
+    assert len(of_a) == {0: 4, 1: 2, 3: 0}[tries]
+    assert [group.prompt.letter for group in found.anchors] == ["A"] * (4 - len(of_a))
+    keys = [group.prompt.key for group in (*found.groups, *found.anchors)]
+    assert len({*keys}) == len(keys)
 
 
 @pytest.mark.parametrize("tries", [0, 1, 3])

@@ -453,6 +453,45 @@ def test_kl_is_measured_task_by_task(learner: Learner, groups: list[Group], tmp_
     assert math.isnan(update.NOTHING.kl_worst)
 
 
+def test_anchors_are_held_to_the_reference_and_learn_nothing_else(
+    learner: Learner, groups: list[Group], tmp_path: Path
+) -> None:
+    """All A groups are flat: no advantage on their tokens, the KL of all tokens."""
+    settings = settings_of(tmp_path)
+    alone = replace(learner, value_head=None)
+
+    def gradients(micros: list[Micro], kl_coef: float) -> tuple[Gradient, list[Tensor]]:
+        for parameter in alone.parameters():
+            parameter.grad = None
+        totals = update.totals_of(micros, longest=20)
+        assert totals is not None
+        coefs = update.Coefs(kl_coef, 0.0)
+        found = update.gradient(micros, alone, totals, settings, coefs, StepScratch())
+        return found, [p.grad.clone() for p in alone.parameters() if p.grad is not None]
+
+    def prepared(chosen: Sequence[Group]) -> list[Micro]:
+        return forward.prepare(chosen, alone, settings, eos=0)
+
+    learning = prepared([group for group in groups if group.prompt.letter == "P"])
+    credit.set_advantages(learning, alone, settings, RunningMeans(), None, KL_COEF)
+    solved = prepared([group for group in groups if group.prompt.letter == "A"])
+    anchors = [replace(micro, anchor=True) for micro in solved]
+    everything = prepared(groups)
+    credit.set_advantages(everything, alone, settings, RunningMeans(), None, KL_COEF)
+    found, held = gradients([*learning, *anchors], KL_COEF)
+    _, free = gradients([*learning, *anchors], 0.0)
+    without, only = gradients(learning, 0.0)
+    assert relative(free, only) < 1e-6
+    whole, all_held = gradients(everything, KL_COEF)
+    _, all_free = gradients(everything, 0.0)
+    by_kl = [a - b for a, b in zip(held, free, strict=True)]
+    assert relative(by_kl, [a - b for a, b in zip(all_held, all_free, strict=True)]) < 1e-5
+    assert found.kl == pytest.approx(whole.kl)
+    assert found.kl_of_tasks == pytest.approx(whole.kl_of_tasks)
+    assert (found.policy, found.entropy) == pytest.approx((without.policy, without.entropy))
+    assert float(found.ratio.tokens) == float(without.ratio.tokens)
+
+
 def test_mask_covers_exactly_the_sampled_ids_end_token_included(
     learner: Learner, groups: list[Group], tmp_path: Path
 ) -> None:

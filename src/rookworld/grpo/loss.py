@@ -27,6 +27,8 @@ class StepTotals:
     """Sampled sequences."""
     max_tokens: int
     """Longest completion allowed: the constant of `dr_grpo`."""
+    kl_tokens: int = 0
+    """Tokens that the KL is averaged over; 0: the same."""
 
     def __post_init__(self) -> None:
         if min(self.tokens, self.sequences, self.max_tokens) < 1:
@@ -139,8 +141,13 @@ def policy_loss(batch: Batch, totals: StepTotals, settings: LossSettings) -> tup
 
 
 def token_mean(values: Tensor, mask: Tensor, totals: StepTotals) -> Tensor:
-    """Contribution [N, T] of `values` to their mean over the step's tokens (KL, entropy)."""
+    """Contribution [N, T] of `values` to their mean over the step's tokens (entropy, value)."""
     return torch.where(mask.bool(), values, 0.0) / totals.tokens
+
+
+def kl_mean(values: Tensor, mask: Tensor, totals: StepTotals) -> Tensor:
+    """The same over all tokens that are held to the reference."""
+    return torch.where(mask.bool(), values, 0.0) / (totals.kl_tokens or totals.tokens)
 
 
 def value_loss(values: Tensor, returns: Tensor, mask: Tensor, totals: StepTotals) -> Tensor:

@@ -56,6 +56,8 @@ class MicroBatch:
     returns: Tensor | None = None
     choices: KnownWorths | None = None
     """Rows that learn from everything they could have chosen; their advantages are 0."""
+    anchor: bool = False
+    """Whether its tokens are held to the reference and learn nothing else."""
     tape: Tape | None = None
     """What the policy's blocks will find, as long as it is what it was when it answered."""
 

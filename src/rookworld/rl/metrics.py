@@ -121,8 +121,9 @@ def token_metrics(collected: Collected, micros: Sequence[MicroBatch]) -> Metrics
     cut = [not done for group in collected.groups for done in group.finished]
     lengths = [group.lengths for group in collected.groups]
     length = int(torch.cat(lengths).sum()) if lengths else 0
-    answers = sum(micro.batch.count for micro in micros)
-    left_out = answers - sum(micro.counts()[1] for micro in micros)
+    learning = [micro for micro in micros if not micro.anchor]
+    answers = sum(micro.batch.count for micro in learning)
+    left_out = answers - sum(micro.counts()[1] for micro in learning)
     return distributed.mean_by_name(
         {
             "tokens/mean_length": [float(length), float(len(cut))],

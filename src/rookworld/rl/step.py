@@ -7,6 +7,7 @@ trainer's, or nothing is trained; gradients that the guard refuses are never app
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -100,6 +101,11 @@ def prepare_batches(
     paid = credit.set_advantages(micros, state.learner, settings, state.running, norm, kl_coef)
     if norm is not None:
         norm.update(all_rewards(collected.groups))
+    if kl_coef > 0 and settings.kl.kl_type != "k1_reward":
+        anchors = forward.prepare(
+            collected.anchors, state.learner, settings, state.tokenizer.eos, StepScratch()
+        )
+        micros += [replace(micro, anchor=True) for micro in anchors]
     longest = max(s.max_new_tokens for s in sampling(settings.sampling, state.tokenizer).values())
     totals = update.step_totals(micros, longest)
     if totals is None and collected.invalid < collected.seen:

@@ -31,14 +31,15 @@ from rookworld.tasks.registry import TASKS
 
 def step_totals(micros: Sequence[MicroBatch], longest: int) -> StepTotals | None:
     """Tokens and answers that count, over all ranks; None when nothing does."""
-    counts = torch.zeros(2, dtype=torch.float64)
+    counts = torch.zeros(3, dtype=torch.float64)
     for micro in micros:
-        counts += torch.tensor(micro.counts())
+        tokens, sequences = micro.counts()
+        counts += torch.tensor([0, 0, tokens] if micro.anchor else [tokens, sequences, tokens])
     distributed.sum_over_ranks(counts)
-    tokens, sequences = (int(count) for count in counts.tolist())
+    tokens, sequences, held = (int(count) for count in counts.tolist())
     if tokens == 0 or sequences == 0:
         return None
-    return StepTotals(tokens=tokens, sequences=sequences, max_tokens=longest)
+    return StepTotals(tokens=tokens, sequences=sequences, max_tokens=longest, kl_tokens=held)
 
 
 VALUE_COEF = 0.5
@@ -155,8 +156,13 @@ def micro_objective(
         worths = expected_values(micro, hidden, learner)
     assert stats.kl is not None
     by_task = kl_by_task(micro, stats.kl.detach())
+    kl_loss, kl = (part.sum() for part in kl_terms(micro, stats, totals, settings))
+    if micro.anchor:
+        nothing = torch.zeros_like(kl)
+        measured = torch.stack([nothing, kl_loss, nothing, nothing, kl]).detach().double()
+        return coefs.kl * kl_loss, torch.cat([measured, by_task]), RatioStats(*[nothing] * 4)
     parts, ratio = loss_terms(micro, stats, hidden, learner, totals, settings)
-    policy, kl_loss, value, entropy, kl = (part.sum() for part in parts)
+    policy, value, entropy = (part.sum() for part in parts)
     if worths is not None:
         worth = losses.token_mean(micro.batch.grid(worths), micro.mask(), totals).sum()
         # its level says nothing, as that of a ratio times an advantage does not
@@ -214,6 +220,21 @@ def silence_key_biases(model: GPT2) -> None:
             sharding.local_rows(gradient, width, 2 * width).zero_()
 
 
+def kl_terms(
+    micro: MicroBatch, stats: TokenStats, totals: StepTotals, settings: TrainSettings
+) -> tuple[Tensor, Tensor]:
+    """Contributions [answers, tokens] of the KL that is a loss, and of the exact one."""
+    assert stats.kl is not None and stats.ref_logp is not None
+    rows, grid = stats.kl, micro.batch.grid
+    if settings.kl.kl_type in ESTIMATORS:
+        estimate = ESTIMATORS[settings.kl.kl_type](stats.logp, stats.ref_logp)
+        # tokens come from the sampler's policy, which after the first update is an older one
+        rows = (stats.logp - micro.old_logp).detach().exp() * estimate
+    mask = micro.mask()
+    exact = losses.kl_mean(grid(stats.kl.detach()), mask, totals)
+    return losses.kl_mean(grid(rows), mask, totals), exact
+
+
 def loss_terms(
     micro: MicroBatch,
     stats: TokenStats,
@@ -222,22 +243,14 @@ def loss_terms(
     totals: StepTotals,
     settings: TrainSettings,
 ) -> tuple[list[Tensor], RatioStats]:
-    """Contributions [answers, tokens] of policy, KL loss, value, entropy, and the exact KL."""
-    assert stats.kl is not None and stats.ref_logp is not None and micro.advantages is not None
+    """Contributions [answers, tokens] of policy, value and entropy."""
+    assert micro.advantages is not None
     batch, mask = micro.batch, micro.mask()
     sampled = Batch(batch.grid(stats.logp), batch.grid(micro.old_logp), micro.advantages, mask)
     policy, held_back = losses.policy_loss(sampled, totals, settings.loss)
-    if settings.kl.kl_type in ESTIMATORS:
-        estimate = ESTIMATORS[settings.kl.kl_type](stats.logp, stats.ref_logp)
-        # tokens come from the sampler's policy, which after the first update is an older one
-        kl_rows = (stats.logp - micro.old_logp).detach().exp() * estimate
-    else:
-        kl_rows = stats.kl
-    kl = losses.token_mean(batch.grid(kl_rows), mask, totals)
-    exact = losses.token_mean(batch.grid(stats.kl.detach()), mask, totals)
     entropy = losses.entropy_loss(batch.grid(stats.entropy), mask, totals)
     value = torch.zeros((), device=hidden.device)
     if learner.value_head is not None and micro.returns is not None:
         predicted = learner.value_head(hidden)
         value = losses.value_loss(batch.grid(predicted), micro.returns, mask, totals)
-    return [policy, kl, value, entropy, exact], losses.ratio_stats(sampled, held_back)
+    return [policy, value, entropy], losses.ratio_stats(sampled, held_back)

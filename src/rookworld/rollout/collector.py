@@ -8,6 +8,7 @@ data.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -191,6 +192,8 @@ class Collected:
     """Groups with a reward that is not a finite number: never trained on."""
     seen: int
     """Groups sampled in all."""
+    anchors: list[Group] = field(default_factory=list)
+    """This rank's replaced groups that still hold their task to the reference."""
     tally: Tally = NOTHING_LISTED
     """What all ranks' analyses listed, replaced ones included; with credit by field."""
 
@@ -209,9 +212,13 @@ def collect(
 
     Every rank draws the same prompts and answers its share, and all agree on which were flat, so
     the groups are those that one process would have collected. The last replacements are kept even
-    if flat; a group with a reward that is no number is kept never.
+    if flat; a group with a reward that is no number is kept never. Where replacements came from
+    another task, replaced groups stay as anchors, so that each task keeps its share of the KL: a
+    solved one, all of whose groups are flat, would be forgotten.
     """
     kept: list[Group] = []
+    replaced: list[tuple[str, Group | None]] = []
+    due: Counter[str] = Counter()
     missing, flat, invalid, seen = count, 0, 0, 0
     listed = NOTHING_LISTED
     for attempt in range(flat_tries + 1):
@@ -225,6 +232,14 @@ def collect(
             flags[share] = found.float()
         distributed.sum_over_ranks(flags)
         last = attempt == flat_tries
+        due.update(prompt.letter for prompt in drawn if attempt == 0)
+        mine = dict(zip(range(len(drawn))[share], groups, strict=True))
+        for place, (is_flat, is_invalid) in enumerate(flags.tolist()):
+            letter = drawn[place].letter
+            if not is_invalid and (last or not is_flat):
+                due[letter] -= 1
+            elif not is_invalid:
+                replaced.append((letter, mine.get(place)))
         for group in groups:
             listed = listed.plus(group.tally)
         for group, (is_flat, is_invalid) in zip(groups, flags[share].tolist(), strict=True):
@@ -239,4 +254,15 @@ def collect(
     total = torch.tensor(listed, dtype=torch.float64)
     if collector.by_field:
         distributed.sum_over_ranks(total)
-    return Collected(kept, flat, invalid, seen, Tally(*total.tolist()))
+    anchors = [group for group in due_to(replaced, due) if group is not None]
+    return Collected(kept, flat, invalid, seen, anchors, Tally(*total.tolist()))
+
+
+def due_to(replaced: Sequence[tuple[str, Group | None]], due: Counter[str]) -> list[Group | None]:
+    """The first of each task's replaced groups, as many as the task is short of."""
+    chosen = []
+    for letter, group in replaced:
+        if due[letter] > 0:
+            due[letter] -= 1
+            chosen.append(group)
+    return chosen
