@@ -460,16 +460,16 @@ def test_anchors_are_held_to_the_reference_and_learn_nothing_else(
     settings = settings_of(tmp_path)
     alone = replace(learner, value_head=None)
 
-    def gradients(micros: list[Micro], kl_coef: float) -> tuple[Gradient, list[Tensor]]:
+    def gradients(micros: list[MicroBatch], kl_coef: float) -> tuple[Gradient, list[Tensor]]:
         for parameter in alone.parameters():
             parameter.grad = None
-        totals = update.totals_of(micros, longest=20)
+        totals = update.step_totals(micros, longest=20)
         assert totals is not None
         coefs = update.Coefs(kl_coef, 0.0)
         found = update.gradient(micros, alone, totals, settings, coefs, StepScratch())
         return found, [p.grad.clone() for p in alone.parameters() if p.grad is not None]
 
-    def prepared(chosen: Sequence[Group]) -> list[Micro]:
+    def prepared(chosen: Sequence[Group]) -> list[MicroBatch]:
         return forward.prepare(chosen, alone, settings, eos=0)
 
     learning = prepared([group for group in groups if group.prompt.letter == "P"])

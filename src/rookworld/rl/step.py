@@ -102,9 +102,8 @@ def prepare_batches(
     if norm is not None:
         norm.update(all_rewards(collected.groups))
     if kl_coef > 0 and settings.kl.kl_type != "k1_reward":
-        anchors = forward.prepare(
-            collected.anchors, state.learner, settings, state.tokenizer.eos, StepScratch()
-        )
+        eos = state.tokenizer.eos
+        anchors = forward.prepare(collected.anchors, state.learner, settings, eos)
         micros += [replace(micro, anchor=True) for micro in anchors]
     longest = max(s.max_new_tokens for s in sampling(settings.sampling, state.tokenizer).values())
     totals = update.step_totals(micros, longest)
