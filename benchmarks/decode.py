@@ -32,12 +32,7 @@ NANO = GPT2Config(vocab_size=2496, n_positions=192, n_embd=320, n_layer=6, n_hea
 GPT2_124M = GPT2Config(vocab_size=50257)
 NEVER = -1
 PROMPT, PROMPT_CUDA, NEW_CUDA, SAMPLES = 71, 100, 144, 8
-VARIANTS: dict[str, dict[str, Any]] = {
-    "triton": {"kernels": "triton", "graph": True},
-    "graph": {"kernels": "torch", "graph": True},
-    "eager": {"kernels": "torch", "graph": False},
-    "graph-compile": {"kernels": "torch", "graph": True, "compiled": True},
-}
+VARIANTS: dict[str, dict[str, Any]] = {"triton": {"graph": True}, "eager": {"graph": False}}
 TIMEOUT_S = 150
 Numbers = dict[str, float]
 
@@ -271,8 +266,7 @@ def _in_process(part: str) -> Numbers:
 def cuda_variant(name: str) -> Numbers:
     """Is it right, in fp32 and bf16, and how long does a token take?"""
     how, model = VARIANTS[name], GPT2(GPT2_124M).init_weights(0).cuda()
-    # Compilation is per shape and takes a minute each: its agreement is left to "graph".
-    numbers = {} if how.get("compiled") else agreement(model, how)
+    numbers = agreement(model, how)
     bandwidth = bytes_per_s("cuda")
     sampler = Sampler(model.bfloat16(), **how)
     for rows in (64, 512):
@@ -363,7 +357,7 @@ def cuda_profile(shown: int = 14) -> Numbers:
     from torch.profiler import ProfilerActivity, profile
 
     model = GPT2(GPT2_124M).init_weights(0).cuda().bfloat16()
-    sampler = Sampler(model, kernels="triton", graph=True)
+    sampler = Sampler(model)
     for rows in (64, 512):
         run = request(sampler, rows)
         run()

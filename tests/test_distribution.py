@@ -7,14 +7,14 @@ import math
 import pytest
 import torch
 
-from rookworld.model.sampling.token_choice import entropy_of, log_probs_under, truncated_logits
+from rookworld.model.sampling.token_choice import entropy_of, truncated_logits
 
 PROBABILITIES = torch.tensor([0.1, 0.4, 0.2, 0.3])
 LOGITS = PROBABILITIES.log()
 
 
 def kept(*settings: object, **more: object) -> list[float]:
-    out = log_probs_under(LOGITS, *settings, **more).exp()  # type: ignore[arg-type]
+    out = truncated_logits(LOGITS, *settings, **more).softmax(-1)  # type: ignore[arg-type]
     return [round(p, 4) for p in out.tolist()]
 
 
@@ -70,7 +70,7 @@ def test_a_tail_of_tiny_probabilities_survives_top_p_1() -> None:
 
 def test_a_kept_id_has_finite_log_prob_and_gradient() -> None:
     logits = LOGITS.clone().requires_grad_()
-    out = log_probs_under(logits, 1.0, 0, 0.6, keep=torch.tensor(0))
+    out = truncated_logits(logits, 1.0, 0, 0.6, keep=torch.tensor(0)).log_softmax(-1)
     assert [round(p, 4) for p in out.exp().tolist()] == [0.125, 0.5, 0, 0.375]
     (out[0] + entropy_of(out)).backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None
@@ -79,5 +79,7 @@ def test_a_kept_id_has_finite_log_prob_and_gradient() -> None:
 
 
 def test_entropy_counts_what_can_be_drawn() -> None:
-    assert entropy_of(log_probs_under(torch.zeros(8), top_k=4)).item() == pytest.approx(math.log(4))
-    assert entropy_of(log_probs_under(torch.zeros(8), 0.0)).item() == 0
+    assert entropy_of(
+        truncated_logits(torch.zeros(8), top_k=4).log_softmax(-1)
+    ).item() == pytest.approx(math.log(4))
+    assert entropy_of(truncated_logits(torch.zeros(8), 0.0).log_softmax(-1)).item() == 0

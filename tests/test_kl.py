@@ -18,9 +18,7 @@ from rookworld.grpo.kl import (
     AdaptiveThreshold,
     Draw,
     KLControl,
-    exact_kl_from_hidden,
     k1_penalty,
-    mean_kl_per_sequence,
     token_stats,
 )
 from rookworld.grpo.settings import KLSettings
@@ -174,11 +172,10 @@ def test_estimators_are_zero_when_the_models_agree_and_k3_estimates_the_kl() -> 
     assert mean == pytest.approx(enumerated_kl(pi, LOG_REF.exp()), abs=1e-12)
 
 
-def test_sums_and_means_see_only_the_mask() -> None:
+def test_the_k1_penalty_sees_only_the_mask() -> None:
     mask = torch.tensor([[True, True, False], [False, False, False]])
     logp = torch.tensor([[1.0, 2.0, math.nan], [math.nan] * 3])
     assert k1_penalty(logp, torch.zeros(2, 3), mask).tolist() == [3, 0]
-    assert mean_kl_per_sequence(logp, mask).tolist() == [1.5, 0]
 
 
 # --- from hidden states -------------------------------------------------------------------------
@@ -264,8 +261,6 @@ def test_token_stats_by_definition() -> None:
     torch.testing.assert_close(stats.ref_logp, log_ref[row, ids])
     torch.testing.assert_close(stats.entropy, -(log_pi.exp() * log_pi).sum(-1))
     torch.testing.assert_close(stats.kl, EXACT["forward"](log_pi, log_ref))
-    alone = exact_kl_from_hidden(hidden, ref_hidden, head, ref_head, chunk=4)
-    torch.testing.assert_close(alone, stats.kl)
     assert token_stats(hidden, head, ids).kl is None
 
 

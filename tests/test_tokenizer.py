@@ -28,8 +28,8 @@ FENS = (
 
 
 @cache
-def native(registers: int = 0) -> Tokenizer:
-    return chess_tokenizer(MOVES, EVALS, CASTLING, EN_PASSANT, registers=registers)
+def native() -> Tokenizer:
+    return chess_tokenizer(MOVES, EVALS, CASTLING, EN_PASSANT)
 
 
 @cache
@@ -89,9 +89,8 @@ def test_an_environment_row_by_hand() -> None:
     ]
 
 
-@pytest.mark.parametrize("registers", [0, 3])
-def test_prompt_ids_and_completion_ids_are_row_ids_and_rows_come_back(registers: int) -> None:
-    tokenizer = native(registers)
+def test_prompt_ids_and_completion_ids_are_row_ids_and_rows_come_back() -> None:
+    tokenizer = native()
     texts = [prompt + completion for prompt, completion in rows()]
     ids = tokenizer.encode_batch(texts)
     prompts = tokenizer.encode_batch([prompt for prompt, _ in rows()])
@@ -100,7 +99,7 @@ def test_prompt_ids_and_completion_ids_are_row_ids_and_rows_come_back(registers:
     assert tokenizer.decode_batch(ids) == texts
     assert tokenizer.decode_batch(completions) == [completion for _, completion in rows()]
     lengths = {len(one) for one, (text, _) in zip(prompts, rows(), strict=True) if text[0] == "P"}
-    assert lengths == {71 + registers}
+    assert lengths == {71}
     lengths = {
         len(one) for one, (text, _) in zip(completions, rows(), strict=True) if text[0] == "A"
     }
@@ -159,9 +158,9 @@ junk = st.lists(fragments | st.text(st.characters(codec="ascii"), max_size=4)).m
 def test_junk_is_never_unknown_and_comes_back(text: str) -> None:
     assume(END not in text)
     expected = re.sub("  +", " ", re.sub("[^ -~]", "?", text))
-    ids = native(2).encode(text)
-    back = native(2).decode(ids)
-    assert ids.count(vocabulary(native(2))["?"]) == expected.count("?")
+    ids = native().encode(text)
+    back = native().decode(ids)
+    assert ids.count(vocabulary(native())["?"]) == expected.count("?")
     if "_" not in text and "+ " not in text:
         assert back == expected
 
@@ -169,9 +168,9 @@ def test_junk_is_never_unknown_and_comes_back(text: str) -> None:
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 2600)))
 def test_whatever_a_model_samples_is_decoded(ids: list[int]) -> None:
-    text = native(2).decode(ids)
+    text = native().decode(ids)
     assert END not in text
-    assert native(2).decode([*ids, native(2).eos, 5, 6]) == text
+    assert native().decode([*ids, native().eos, 5, 6]) == text
 
 
 def test_decode_stops_at_the_first_end() -> None:
@@ -183,23 +182,15 @@ def test_decode_stops_at_the_first_end() -> None:
     assert tokenizer.encode(f"{END} e2e4") == [tokenizer.eos, *tokenizer.encode(" e2e4")]
 
 
-def test_registers_stand_before_the_moves_and_leave_no_text() -> None:
-    prompt = f"P: {FENS[0]} M:"
-    plain, thinking = native().encode(prompt), native(3).encode(prompt)
-    assert thinking[:70] == plain[:70]
-    assert tokens(prompt, native(3))[-4:] == ["\ue000", "\ue001", "\ue002", " M:"]
-    assert native(3).decode(thinking) == prompt
-
-
 def test_a_saved_tokenizer_is_the_same_here_and_in_transformers(tmp_path: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    native(2).save(tmp_path)
+    native().save(tmp_path)
     texts = ["".join(row) for row in rows()[:40]] + ["+e2e4 junk é"]
-    expected = native(2).encode_batch(texts)
+    expected = native().encode_batch(texts)
     again = Tokenizer.load(tmp_path)
     assert again.encode_batch(texts) == expected
-    assert (again.style, again.eos, again.vocab_size) == ("compact", native(2).eos, 2496)
+    assert (again.style, again.eos, again.vocab_size) == ("compact", native().eos, 2496)
     theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     assert theirs(texts)["input_ids"] == expected
     assert theirs.decode(expected[1]) == texts[1]

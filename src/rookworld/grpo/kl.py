@@ -90,12 +90,6 @@ def k1_penalty(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask.bool(), (logp - ref_logp).detach(), 0.0).sum(-1)
 
 
-def mean_kl_per_sequence(kl: Tensor, mask: Tensor) -> Tensor:
-    """Mean over each sequence's own tokens [N]; what a cap during collection compares."""
-    live = mask.to(kl.dtype)
-    return torch.where(mask.bool(), kl.detach(), 0.0).sum(-1) / live.sum(-1).clamp_min(1)
-
-
 # --- one pass from hidden states ----------------------------------------------------------------
 
 
@@ -231,26 +225,6 @@ def _stats_in_triton(
     with torch.cuda.device(hidden.device):
         logp, entropy, kl, ref_logp = apply(hidden, head, ids, ref_hidden, ref_head, dtype)
     return TokenStats(logp=logp, entropy=entropy, kl=kl, ref_logp=ref_logp)
-
-
-def exact_kl_from_hidden(
-    hidden: Tensor,
-    ref_hidden: Tensor,
-    head: Tensor,
-    ref_head: Tensor,
-    kind: str = "forward",
-    chunk: int = 0,
-) -> Tensor:
-    """Exact KL [rows] alone, where nothing was sampled; in the same chunks."""
-
-    def rows(start: int, states: Tensor) -> tuple[Tensor, ...]:
-        reference = _reference_logits(ref_hidden, ref_head, start, start + len(states))
-        assert reference is not None
-        log_pi = F.linear(states, head).float().log_softmax(-1)
-        log_ref = reference.float().to(log_pi.device).log_softmax(-1)
-        return (EXACT[kind](log_pi, log_ref),)
-
-    return _in_chunks(rows, hidden, chunk)[0]
 
 
 @torch.no_grad()

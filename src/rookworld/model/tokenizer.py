@@ -2,7 +2,7 @@
 
 Laws of the chess-native tokenizer, a standard `tokenizer.json`: a row comes back exactly, runs of
 spaces collapsed to one; prompt ids + completion ids = row ids; a board is 64 tokens, and a prompt
-"P: <FEN> M:" 71 plus the registers while both move counters are below `numbers`. Nothing is ever
+"P: <FEN> M:" 71 while both move counters are below `numbers`. Nothing is ever
 unknown: what is not in the vocabulary is spelled in single characters. Junk comes back too, except
 that unprintable and non-ASCII characters become "?", a literal "_" is an empty square, and a space
 after "+" is dropped.
@@ -27,8 +27,6 @@ END = "<|endoftext|>"
 
 _PIECES = "pnbrqkPNBRQK_"
 _SECTIONS = (" M:", " E:", " B:")
-_FIRST_REGISTER = 0xE000  # first of Unicode's 6,400 private-use characters, never in a text
-_REGISTERS = r"\x{E000}-\x{F8FF}"
 
 
 class Tokenizer:
@@ -134,28 +132,22 @@ def chess_tokenizer(
     evals: Sequence[str],
     castling: Sequence[str],
     squares: Sequence[str],
-    registers: int = 0,
     numbers: int = 200,
 ) -> Tokenizer:
-    """One token per move, evaluation, castling right, en passant square and number.
-
-    `registers` tokens are written before " M:": positions in which a causal model may think
-    after it has seen the whole board. They are in the ids only, never in the decoded text.
-    """
+    """One token per move, evaluation, castling right, en passant square and number."""
     fields = [*_SECTIONS, " w", " b", *(f" {text}" for text in (*castling, *squares))]
     fields += [f" {number}" for number in range(numbers)]
     fields += [f" {text}" for text in ("0.001", *evals, *moves)]
     heads = ["P: ", "A: ", *(f"/{piece}" for piece in _PIECES)]
-    thoughts = [chr(_FIRST_REGISTER + index) for index in range(registers)]
     characters = [chr(code) for code in range(0x20, 0x7F)]
-    vocabulary = list(dict.fromkeys([END, *characters, *heads, *fields, *thoughts]))
+    vocabulary = list(dict.fromkeys([END, *characters, *heads, *fields]))
     unused = -len(vocabulary) % 64
     vocabulary += [f"<|unused{index}|>" for index in range(unused)]
 
     ids = {token: index for index, token in enumerate(vocabulary)}
     core = tokenizers.Tokenizer(models.WordLevel(ids, unk_token="?"))
-    core.normalizer = _normalizer("".join(thoughts))
-    pattern = f"(?:{_trie(fields)})(?=[ +{_REGISTERS}]|\\z)|{_trie(heads)}|."
+    core.normalizer = _normalizer()
+    pattern = f"(?:{_trie(fields)})(?=[ +]|\\z)|{_trie(heads)}|."
     core.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
     core.decoder = _decoder()
     core.add_special_tokens([AddedToken(END, special=True, normalized=False)])
@@ -171,7 +163,7 @@ def _byte_pairs(model: models.BPE) -> tokenizers.Tokenizer:
     return core
 
 
-def _normalizer(thoughts: str) -> normalizers.Normalizer:
+def _normalizer() -> normalizers.Normalizer:
     """Fixed-width boards, one space between fields, a space before what follows a "+"."""
     # A digit beside a digit is no FEN, and would come back as their sum.
     board = r"(?<![1-8]){digit}(?![1-8])(?=[^ +]* [wb] (?:[KQkq]{{1,4}}|-) )"
@@ -185,15 +177,12 @@ def _normalizer(thoughts: str) -> normalizers.Normalizer:
         # Boards are expanded by now, so a "+" before a digit or a square is never before a board.
         normalizers.Replace(Regex(r"\+(?=-?[0-9]|[a-h][1-8])"), "+ "),
     ]
-    if thoughts:
-        steps.append(normalizers.Replace(" M:", f"{thoughts} M:"))
     return normalizers.Sequence(steps)
 
 
 def _decoder() -> decoders.Decoder:
     steps = [decoders.Fuse(), decoders.Replace("+ ", "+")]
     steps += [decoders.Replace("_" * digit, str(digit)) for digit in range(8, 0, -1)]
-    steps.append(decoders.Replace(Regex(f"[{_REGISTERS}]"), ""))
     return decoders.Sequence(steps)
 
 

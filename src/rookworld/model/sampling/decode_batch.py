@@ -155,7 +155,7 @@ class Batch:
             logits = logits.masked_fill(~allowed, -torch.inf)
         self.record(*choose(logits, self.rows.rules, self.rows.keys, self.index))
 
-    def logits(self, slot: int | Tensor) -> Tensor:
+    def logits(self, slot: int) -> Tensor:
         """Scores for the next token of every row, after feeding the last one at own `slot`."""
         # A row that is done may stand beyond the last position while its neighbours go on.
         positions = (self.lengths[:, None] + slot).clamp_max(self.weights.config.n_positions - 1)

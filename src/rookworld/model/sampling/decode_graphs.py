@@ -11,18 +11,16 @@ import ctypes
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rookworld.model.kernels.dispatch import beside, have_triton
+from rookworld.model.kernels.dispatch import beside
 from rookworld.model.sampling.decode_batch import Batch, Mask, Shape, rounded_up
 from rookworld.model.sampling.decoder import Weights, prefill
-
-Kernels = Literal["torch", "triton"]
 
 BATCHES_KEPT = 6
 """Batches whose buffers (and graph) stay allocated for a later call of the same shape."""
@@ -181,11 +179,10 @@ class Graphed:
     look_every, steps_ahead = 4, 1
     shrink_at = 0.5
 
-    def __init__(self, weights: Weights, kernels: Kernels, compiled: bool = False) -> None:
-        self.weights = weights
-        self.advance, self.draw = _advance(kernels)
-        if compiled:
-            self.advance = torch.compile(self.advance, dynamic=False, fullgraph=True)
+    def __init__(self, weights: Weights) -> None:
+        from rookworld.model.kernels.triton_step import advance, draw
+
+        self.weights, self.advance, self.draw = weights, advance, draw
         self.pool = torch.cuda.graph_pool_handle()
         self.made = _Kept(self._make, self._bytes, BYTES_KEPT)
 
@@ -250,20 +247,6 @@ class Graphed:
         return graph
 
 
-def _advance(kernels: Kernels) -> tuple[Callable[[Batch], None], Callable[[Batch, Tensor], None]]:
-    """A whole step, and its last part: logits to tokens."""
-    if kernels == "triton":
-        from rookworld.model.kernels.triton_step import advance, draw
-
-        return advance, draw
-    return advance_torch, Batch.choose
-
-
-def advance_torch(batch: Batch) -> None:
-    """One step whose slot is read from the device, so that it is the same for every token."""
-    batch.choose(batch.logits(batch.index - 1))
-
-
 def roomy(shape: Shape) -> Shape:
     """`shape` rounded up, so that a few graphs serve calls of many sizes."""
     return Shape(
@@ -278,7 +261,3 @@ def _round_steps(count: int) -> int:
     """The next of 1, 2, 3, 4, 6, 8, 12, 16, 24 …"""
     power = 1 << (count - 1).bit_length()
     return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
-
-
-def best_kernels() -> Kernels:
-    return "triton" if have_triton() else "torch"

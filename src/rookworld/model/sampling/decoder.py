@@ -268,13 +268,12 @@ def decode(
     cache: Cache,
     ids: Tensor,
     positions: Tensor,
-    slot: int | Tensor,
+    slot: int,
     bias: Tensor | None,
 ) -> Tensor:
     """Logits after one more token: `ids` and `positions` [groups, width]; `bias` hides padding.
 
-    All own slots are read and those after `slot` hidden. With `slot` a tensor [1] nothing depends
-    on the host, so that one captured step serves every slot.
+    All own slots are read and those after `slot` hidden.
     """
     config, (groups, width) = weights.config, ids.shape
     x = weights.embed(ids, positions).flatten(0, 1)
@@ -284,18 +283,9 @@ def decode(
         qkv = layer.attend(layer.norm_1(x)).view(groups, width, 3, config.n_head, -1)
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind()
         prefix = (cache.prefix_keys[index], cache.prefix_values[index])
-        own = (
-            _put(cache.own_keys[index], slot, key),
-            _put(cache.own_values[index], slot, value),
-        )
+        own = (cache.own_keys[index], cache.own_values[index])
+        for kept, part in zip(own, (key, value), strict=True):
+            kept[:, :, :, slot].copy_(part)
         seen = _attend_parts(query, prefix, own, bias, own_bias)
         x = layer.finish(x, seen.transpose(1, 2).reshape(x.shape))
     return weights.logits(weights.norm(x))
-
-
-def _put(own: Tensor, slot: int | Tensor, part: Tensor) -> Tensor:
-    """Write `part` at `slot` of `own`."""
-    if isinstance(slot, Tensor):
-        return own.index_copy_(3, slot, part.unsqueeze(3).to(own.dtype))
-    own[:, :, :, slot].copy_(part)
-    return own

@@ -23,10 +23,11 @@ from torch import Tensor
 
 from rookworld.model.activation_reuse import Tape
 from rookworld.model.gpt2 import GPT2
+from rookworld.model.kernels.dispatch import have_triton
 from rookworld.model.sampling.choice import Rules
 from rookworld.model.sampling.counter_rng import row_keys, wrapped
 from rookworld.model.sampling.decode_batch import Batch, Mask, Rows, Shape
-from rookworld.model.sampling.decode_graphs import Eager, Graphed, Kernels, Stepper, best_kernels
+from rookworld.model.sampling.decode_graphs import Eager, Graphed, Stepper
 from rookworld.model.sampling.decoder import Weights
 from rookworld.runtime.errors import ConfigError, ModelError
 
@@ -146,26 +147,20 @@ def _sampler(model: GPT2, dtype: torch.dtype) -> Sampler:
 class Sampler:
     """A model made ready for sampling: packed weights on the CPU, buffers and graphs on CUDA.
 
-    After a change of the model call `refresh`. `kernels`, `graph` and `compiled` choose how a CUDA
-    step runs (default: Triton kernels in a graph); they change the speed and nothing else.
+    After a change of the model call `refresh`. On CUDA a step is a graph of Triton kernels, unless
+    `graph` is false or Triton is missing; that changes the speed and nothing else.
     """
 
     def __init__(
-        self,
-        model: GPT2,
-        *,
-        dtype: torch.dtype | None = None,
-        kernels: Kernels | None = None,
-        graph: bool | None = None,
-        compiled: bool = False,
+        self, model: GPT2, *, dtype: torch.dtype | None = None, graph: bool = True
     ) -> None:
         self.weights = Weights(model, dtype)
         self.sources = [parameter.data_ptr() for parameter in model.parameters()]
         self.eager = Eager(self.weights)
         self.stepper: Stepper = self.eager
-        if graph or (graph is None and self.weights.device.type == "cuda"):
+        if graph and self.weights.device.type == "cuda" and have_triton():
             with torch.no_grad(), _on(self.weights.device):
-                self.stepper = Graphed(self.weights, kernels or best_kernels(), compiled)
+                self.stepper = Graphed(self.weights)
 
     def reads(self, model: GPT2) -> bool:
         """Whether this sampler's parameters are still those of `model`."""

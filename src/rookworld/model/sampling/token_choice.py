@@ -80,17 +80,6 @@ def _kept(
     return torch.zeros_like(within).scatter(-1, order, within)
 
 
-def log_probs_under(
-    logits: Tensor,
-    temperature: Tensor | float = 1.0,
-    top_k: Tensor | int = 0,
-    top_p: Tensor | float = 1.0,
-    keep: Tensor | None = None,
-) -> Tensor:
-    """Log-probabilities [..., V] of every token under the sampling distribution, fp32."""
-    return truncated_logits(logits, temperature, top_k, top_p, keep).log_softmax(-1)
-
-
 def entropy_of(log_probs: Tensor) -> Tensor:
     """Entropy [...] in nats of `log_probs` [..., V]; tokens cut off count nothing."""
     # 0 · -inf is NaN forwards and backwards, so the log is replaced before the product.
