@@ -13,8 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rookworld.model.attention import branched
-from rookworld.model.gpt2 import GPT2, Attend, GPT2Config, abreast, causal, fanned, put
+from rookworld.model.attention import (
+    Attend,
+    causal,
+    copy_words,
+    packed_causal,
+    shared_prefix_cpu,
+    shared_prefix_gpu,
+)
+from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.weights import load_model
 
 
@@ -145,7 +152,11 @@ def test_answers_behind_a_prompt_see_what_the_mask_lets_them_see(
 ) -> None:
     torch.manual_seed(0)
     lengths, head = torch.tensor([5, 3]), 5
-    of_pack = fanned(lengths, head, k, tail) if on_gpu else branched(lengths, head, tail)
+    of_pack = (
+        shared_prefix_gpu(lengths, head, k, tail)
+        if on_gpu
+        else shared_prefix_cpu(lengths, head, tail)
+    )
     mask = shared_prefix_mask(lengths, head, k, tail)
     lines = torch.randn(2, head + k * tail, 3, 2, size).to(dtype)
     real = torch.cat([torch.arange(head) < lengths[:, None], torch.ones(2, k * tail) > 0], 1)
@@ -164,10 +175,10 @@ def test_answers_behind_a_prompt_see_what_the_mask_lets_them_see(
     torch.testing.assert_close(found[0][1], found[1][1], atol=close, rtol=close)
 
 
-def test_prompts_abreast_do_not_see_each_other() -> None:
+def test_packed_prompts_do_not_see_each_other() -> None:
     lines = torch.randn(2, 5, 3, 2, 8)
     expected = torch.cat([causal(line[None]) for line in lines], 1)
-    torch.testing.assert_close(abreast(2)(lines.flatten(0, 1)[None]), expected)
+    torch.testing.assert_close(packed_causal(2)(lines.flatten(0, 1)[None]), expected)
 
 
 @pytest.mark.parametrize(
@@ -182,10 +193,10 @@ def test_prompts_abreast_do_not_see_each_other() -> None:
 def test_a_copy_is_a_copy_however_it_is_laid_out(make: Callable[[], Tensor]) -> None:
     into = make()
     given = torch.randn(into.shape)
-    put(into, given)
+    copy_words(into, given)
     assert torch.equal(into, given)
     again = torch.zeros(into.shape)
-    put(again, into)
+    copy_words(again, into)
     assert torch.equal(again, given)
 
 
@@ -229,7 +240,7 @@ def test_compiled_blocks_can_be_computed_again_behind_a_prompt(backend: str) -> 
         if again:
             for block in model.h:
                 block.compile(dynamic=True, backend=backend)
-        attend = fanned(torch.tensor([5, 4]), 5, 3, 2)
+        attend = shared_prefix_gpu(torch.tensor([5, 4]), 5, 3, 2)
         loss = model(ids, positions, attend).square().sum()
         slopes.append(torch.autograd.grad(loss, list(model.parameters())))
     torch.testing.assert_close(slopes[0], slopes[1], atol=1e-4, rtol=1e-3)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rookworld.model.gpt2 import GPT2, GPT2Config, causal
+from rookworld.model.attention import causal
+from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.kernels import cuda_graphs
 from rookworld.model.kernels.cuda_graphs import PassGraph, PassGraphs, Run, twin_of
 from rookworld.rl.models import hold_still

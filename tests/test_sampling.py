@@ -142,10 +142,8 @@ def _teacher(
     with torch.no_grad():
         ids = torch.tensor([prompt + answer.tolist()])
         logits = model.logits(model(ids)[0, len(prompt) - 1 : -1])
-    if settings.temperature == 0:
-        logp = logits.log_softmax(-1)
-    else:
-        logp = log_probs(logits, settings)
+    greedy = settings.temperature == 0
+    logp = logits.log_softmax(-1) if greedy else log_probs(logits, settings)
     return logp.gather(-1, answer[:, None])[:, 0], entropy_of(logp)
 
 

@@ -14,7 +14,8 @@ pytest.importorskip("triton")
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 
-from rookworld.model.gpt2 import GPT2, GPT2Config, causal  # noqa: E402
+from rookworld.model.attention import causal  # noqa: E402
+from rookworld.model.gpt2 import GPT2, GPT2Config  # noqa: E402
 from rookworld.model.kernels import residual, triton_norm  # noqa: E402
 
 fused: Callable[..., tuple[Tensor, Tensor]] = triton_norm.AddNorm.apply

@@ -10,22 +10,17 @@ Left out: cross-attention, attention upcasting.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from rookworld.model.attention import Attend, causal
 from rookworld.model.kernels.gelu import gelu
 from rookworld.model.kernels.residual import add_norm
 from rookworld.model.products import Products, product
-
-Attend = Callable[[Tensor], Tensor]
-"""Queries, keys and values [batch, tokens, 3, heads, head size] -> [batch, tokens, heads, size]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,124 +43,6 @@ class GPT2Config:
     @property
     def inner(self) -> int:
         return self.n_inner or 4 * self.n_embd
-
-
-def causal(qkv: Tensor) -> Tensor:
-    """Every token sees itself and what came before."""
-    query, key, value = qkv.permute(2, 0, 3, 1, 4)
-    return F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2)
-
-
-def causal_in_float32(qkv: Tensor) -> Tensor:
-    """`causal` for the CPU, where the gradient of its bf16 kernel takes seven times as long."""
-    with torch.autocast("cpu", enabled=False):
-        return causal(qkv.float()).to(qkv.dtype)
-
-
-def abreast(lines: int) -> Attend:
-    """`causal` for lines of one length that stand one behind the other in a single one."""
-
-    def attend(qkv: Tensor) -> Tensor:
-        each = causal_in_float32 if qkv.device.type == "cpu" else causal
-        return each(qkv.reshape(lines, -1, *qkv.shape[2:])).flatten(0, 1)[None]
-
-    return attend
-
-
-def prompts_and_answers(qkv: Tensor, groups: int, head: int, tail: int) -> tuple[Tensor, Tensor]:
-    """The two parts of a line: [groups, head, …] and [groups, answers, tail, …]."""
-    # split and flatten, not slices: a slice's gradient would be zeros of the whole's size first
-    first, each = groups * head, qkv.shape[2:]
-    prompts, answers = torch.split(qkv.flatten(0, 1), [first, qkv.shape[1] - first])
-    return prompts.view(groups, head, *each), answers.view(groups, -1, tail, *each)
-
-
-def one_line(prompts: Tensor, answers: Tensor) -> Tensor:
-    """[…, heads, size] each -> [1, tokens, heads, size], as `prompts_and_answers` found them."""
-    return torch.cat([part.flatten(0, -3) for part in (prompts, answers)])[None]
-
-
-def fanned(lengths: Tensor, head: int, answers: int, tail: int) -> Attend:
-    """The same attention for a GPU: one fused kernel for prompts, one for answers.
-
-    Each answer brings its prompt's keys and values along, which costs a copy of them and saves
-    every answer from being scored against all others.
-    """
-    groups = len(lengths)
-    real = torch.arange(head, device=lengths.device) < lengths[:, None]
-    own = torch.ones(tail, tail, dtype=torch.bool, device=lengths.device).tril()
-    sees = real[:, None, None].expand(groups, answers, tail, head)
-    sees = torch.cat([sees, own.expand(groups, answers, tail, tail)], -1).flatten(0, 1)[:, None]
-    # once for all layers, each of which would turn booleans into this
-    bias = {
-        dtype: torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill(
-            ~sees, -torch.inf
-        )
-        for dtype in (torch.float32, torch.bfloat16)
-    }
-
-    def attend(qkv: Tensor) -> Tensor:
-        prompts, *own = FanOut.apply(qkv, groups, head, tail)  # type: ignore[no-untyped-call]
-        query, keys, values = (part.flatten(0, 1).transpose(1, 2) for part in own)
-        mask = bias.get(qkv.dtype, sees)
-        seen = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
-        return one_line(causal(prompts), seen.transpose(1, 2))
-
-    return attend
-
-
-class FanOut(torch.autograd.Function):
-    """A line -> its prompts, and the answers' queries, keys and values, prompts' before their own.
-
-    [1, tokens, 3, heads, size] -> [groups, head, 3, heads, size], [groups, answers, tail, heads,
-    size] and twice [groups, answers, head + tail, heads, size]. By autograd alone the gradient
-    would be put together four times over.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, qkv: Tensor, groups: int, head: int, tail: int
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        ctx.shape, ctx.sizes = qkv.shape, (groups, head, tail)
-        prompts, answers = prompts_and_answers(qkv, groups, head, tail)
-        query, own = answers[:, :, :, 0], answers[:, :, :, 1:]
-        both = own.new_empty(*own.shape[:2], head + tail, *own.shape[3:])
-        put(both[:, :, :head], prompts[:, None, :, 1:])
-        put(both[:, :, head:], own)
-        return prompts, query, both[:, :, :, 0], both[:, :, :, 1]
-
-    @staticmethod
-    @once_differentiable
-    def backward(
-        ctx: Any, of_prompts: Tensor, of_query: Tensor, of_keys: Tensor, of_values: Tensor
-    ) -> tuple[Tensor, None, None, None]:
-        groups, head, tail = ctx.sizes
-        slope = of_query.new_empty(ctx.shape)
-        prompts, answers = prompts_and_answers(slope, groups, head, tail)
-        put(prompts, of_prompts)
-        put(answers[:, :, :, 0], of_query)
-        for place, part in ((1, of_keys), (2, of_values)):
-            prompts[:, :, place] += part[:, :, :head].sum(1)
-            put(answers[:, :, :, place], part[:, :, head:])
-        return slope, None, None, None
-
-
-def put(into: Tensor, x: Tensor) -> None:
-    """Copy, in words of 8 bytes where rows are made of them: GPUs pay for strides by element.
-
-    Compiled code does that by itself, and its compiler stumbles over words of unknown number.
-    """
-    eager = not torch.compiler.is_compiling()
-    if eager and into.dtype is x.dtype and in_words(into) and in_words(x):
-        into, x = into.view(torch.int64), x.view(torch.int64)
-    into.copy_(x)
-
-
-def in_words(x: Tensor) -> bool:
-    """Whether every row of `x` begins and ends between two words of 8 bytes."""
-    *outer, inner = x.stride()
-    starts = (x.shape[-1], x.storage_offset(), *outer)
-    return inner == 1 and all(start * x.element_size() % 8 == 0 for start in starts)
 
 
 class Attention(nn.Module):

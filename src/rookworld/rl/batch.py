@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rookworld.grpo.list_targets import ListTargets
-from rookworld.model.attention import branched
-from rookworld.model.gpt2 import Attend, abreast, fanned
+from rookworld.model.attention import Attend, shared_prefix_attention
 from rookworld.model.sampling.decode_batch import rounded_up
 from rookworld.rollout.types import Prompt
 
@@ -74,7 +73,7 @@ class SharedPrefixBatch:
     @cached_property
     def attend(self) -> Attend:
         """Who may look where; made where the batch is."""
-        return shared_prefix(self.heads, self.head, self.answers, self.tail)
+        return shared_prefix_attention(self.heads, self.head, self.answers, self.tail)
 
     @property
     def answers(self) -> int:
@@ -215,15 +214,6 @@ def pad_stack(tables: Sequence[Tensor], width: int, fill: float) -> Tensor:
     there = to_device(torch.arange(width) < torch.tensor(widths)[:, None], device)
     there = there[:, None].expand(-1, k, -1)
     return out.masked_scatter_(there, torch.cat([table.flatten() for table in tables]))
-
-
-def shared_prefix(heads: Tensor, head: int, answers: int, tail: int) -> Attend:
-    """The attention of a batch: an answer sees its prompt and its own past."""
-    if tail == 0:
-        return abreast(len(heads))
-    if heads.device.type == "cpu":
-        return branched(heads, head, tail)
-    return fanned(heads, head, answers, tail)
 
 
 def split_to_budget(

@@ -16,6 +16,7 @@ from rookworld.grpo.expected_value import KnownWorths, expected_worth
 from rookworld.grpo.kl import EXACT, Draw, TokenStats, k3, token_stats
 from rookworld.model import sharding
 from rookworld.model.activation_reuse import Tape
+from rookworld.model.attention import shared_prefix_attention
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.kernels.cuda_graphs import PassGraphs
 from rookworld.model.precision import matrices_in, passes_in
@@ -26,7 +27,6 @@ from rookworld.rl.batch import (
     SharedPrefixBatch,
     pad_multiple,
     pad_stack,
-    shared_prefix,
     shared_prefix_batch,
     split_to_budget,
     to_device,
@@ -179,7 +179,7 @@ def states(
     size = (batch.head, batch.answers, batch.tail)
 
     def run(model: GPT2, x: Tensor, heads: Tensor, sources: Tensor) -> Tensor:
-        return model.through_blocks(x, shared_prefix(heads, *size), sources)
+        return model.through_blocks(x, shared_prefix_attention(heads, *size), sources)
 
     x = model.embed(batch.ids, batch.positions)
     # a size must not depend on where answers ended

@@ -14,9 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rookworld.model.attention import padding_bias
 from rookworld.model.sampling.choice import Rules, choose
 from rookworld.model.sampling.decoder import Weights, decode
-from rookworld.model.sampling.kv_cache import Cache, padding_bias
+from rookworld.model.sampling.kv_cache import Cache
 from rookworld.runtime.errors import ModelError
 
 Mask = Callable[[Tensor], Tensor]

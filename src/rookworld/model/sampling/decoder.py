@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rookworld.model.gpt2 import GPT2, Attend, Block, chosen
+from rookworld.model.attention import Attend, padding_bias
+from rookworld.model.gpt2 import GPT2, Block, chosen
 from rookworld.model.kernels import cpu_products
 from rookworld.model.kernels.gelu import gelu as gelu_of
-from rookworld.model.sampling.kv_cache import Cache, padding_bias
+from rookworld.model.sampling.kv_cache import Cache
 
 
 class Dense:

@@ -87,10 +87,3 @@ class Cache:
             for layer in range(len(mine)):
                 kept = other[layer][groups[:, None], :, columns]
                 mine[layer, :count].copy_(kept.transpose(1, 2))
-
-
-def padding_bias(lengths: Tensor, slots: int, heads: int) -> Tensor:
-    """[groups × heads, 1, slots]: 0 on a prompt's own slots, -inf on its padding."""
-    beyond = torch.arange(slots, device=lengths.device) >= lengths[:, None]
-    bias = torch.zeros(beyond.shape, device=lengths.device).masked_fill_(beyond, -torch.inf)
-    return bias.repeat_interleave(heads, 0)[:, None]
