@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
         flags += ["--credit", "answer"]
         Collector.sample = true_completions  # type: ignore[method-assign]
         setattr(credit, "set_advantages", pay_alike)  # noqa: B010
-        overlap.may_tape = lambda *_: False
+        overlap.may_reuse_activations = lambda *_: False
     if arm in ("reward", "labels"):
         flags += ["--distill-coef", "0"]
     return rookworld(["train", *flags])

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rookworld.model.kernels.gelu import gelu
+from rookworld.model.kernels.cpu import gelu
 
 PLACES = torch.cat([torch.linspace(-12, 12, 2001), torch.tensor([-1e4, 0.0, 1e4])])
 

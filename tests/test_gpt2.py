@@ -94,7 +94,7 @@ def test_a_mask_and_positions_say_what_a_token_sees() -> None:
 def test_wanted_places_are_those_of_the_whole() -> None:
     model = GPT2(GPT2Config(**SMALL, n_head=4)).init_weights(1).double()
     ids, wanted = torch.randint(96, (3, 7)), torch.tensor([6, 0, 8, 8, 20])
-    whole, part = model(ids).flatten(0, 1)[wanted], model(ids, wanted=wanted)
+    whole, part = model(ids).flatten(0, 1)[wanted], model(ids, rows=wanted)
     weights = torch.randn_like(whole)
     torch.testing.assert_close(part, whole)
     for parameter in model.parameters():

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rookworld.model.gpt2 import GPT2, GPT2Config
-from rookworld.model.kernels import cpu_products
+from rookworld.model.kernels import cpu
 from rookworld.rl import forward
 from rookworld.rl.batch import SharedPrefixBatch, padded_batch
 from rookworld.rl.forward import reference_pass
@@ -21,12 +21,8 @@ from rookworld.rl.models import Learner
 from rookworld.rl.settings import TrainSettings
 
 CPU = torch.device("cpu")
-here = pytest.mark.skipif(
-    not cpu_products.multiplies(CPU, torch.float32), reason="needs oneDNN's products"
-)
-in_bf16 = pytest.mark.skipif(
-    not cpu_products.multiplies(CPU, torch.bfloat16), reason="needs bf16 products"
-)
+here = pytest.mark.skipif(not cpu.multiplies(CPU, torch.float32), reason="needs oneDNN's products")
+in_bf16 = pytest.mark.skipif(not cpu.multiplies(CPU, torch.bfloat16), reason="needs bf16 products")
 
 
 @here
@@ -38,26 +34,26 @@ def test_a_product_is_torchs(rows: int, gelu: bool) -> None:
     expected = F.linear(x, weight, bias)
     expected = F.gelu(expected, approximate="tanh") if gelu else expected
     transposed = weight.t().contiguous().t()
-    for way in (cpu_products.pack(weight), weight, transposed):
-        torch.testing.assert_close(cpu_products.linear(x, way, bias, gelu), expected)
+    for way in (cpu.pack(weight), weight, transposed):
+        torch.testing.assert_close(cpu.linear(x, way, bias, gelu), expected)
 
 
 GROWS = """
 import random, torch
-from rookworld.model.kernels import cpu_products
+from rookworld.model.kernels import cpu
 
 def held():
     with open("/proc/self/status") as told:
         return next(int(line.split()[1]) for line in told if line.startswith("VmRSS")) / 1024
 
-x, weight = torch.randn(1200, 64), cpu_products.pack(torch.randn(64, 64))
+x, weight = torch.randn(1200, 64), cpu.pack(torch.randn(64, 64))
 sizes = list(range(1, 1200))
 random.Random(0).shuffle(sizes)
 for size in sizes[:400]:
-    cpu_products.linear(x[:size], weight, None)
+    cpu.linear(x[:size], weight, None)
 before = held()
 for size in sizes[400:]:
-    cpu_products.linear(x[:size], weight, None)
+    cpu.linear(x[:size], weight, None)
 print(held() - before)
 """
 
@@ -65,7 +61,7 @@ print(held() - before)
 @here
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_programs_for_ever_new_sizes_do_not_pile_up() -> None:
-    set_here = set(cpu_products.CAPACITIES)
+    set_here = set(cpu.CAPACITIES)
     environment = {name: value for name, value in os.environ.items() if name not in set_here}
     told = subprocess.run(
         [sys.executable, "-c", GROWS], env=environment, capture_output=True, text=True, check=True

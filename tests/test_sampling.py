@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rookworld.model.gpt2 import GPT2, GPT2Config
-from rookworld.model.kernels import cpu_products
+from rookworld.model.kernels import cpu
 from rookworld.model.sampling import decode_graphs, decoder, sampler
 from rookworld.model.sampling.counter_rng import fold, row_keys, signed, waiting_times
 from rookworld.model.sampling.decode_batch import Batch, Mask, Shape, rounded_up
@@ -400,7 +400,7 @@ def test_both_halves_of_a_key_count() -> None:
 
 def test_unpacked_weights_give_the_same(model: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = Sampler(model).sample(MIXED, settings=WARM, eos=NEVER, seed=0)
-    monkeypatch.setattr(cpu_products, "multiplies", lambda device, dtype: False)
+    monkeypatch.setattr(cpu, "multiplies", lambda device, dtype: False)
     plain = Sampler(model).sample(MIXED, settings=WARM, eos=NEVER, seed=0)
     _same(plain, list(range(8)), packed, list(range(8)))
 

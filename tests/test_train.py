@@ -17,7 +17,7 @@ from rookworld.grpo.decisions import Continue, Ruling
 from rookworld.grpo.guard import Guard
 from rookworld.model.checkpoint import load_checkpoint
 from rookworld.model.gpt2 import GPT2
-from rookworld.model.kernels import cpu_products
+from rookworld.model.kernels import cpu
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.report.analysis import analyze
@@ -498,7 +498,7 @@ def test_memory_stays_flat_over_a_thousand_steps(warm_folder: Path, tmp_path: Pa
     small = "--batch-size 2 --k-samples 3 --mix-env-ratio 0.5 --max-new-tokens 16 --steps 1000"
     often = "--eval-every 20 --eval-policy-rows 2 --eval-environment-rows 2 --save-every 20"
     args = f"train {files} {small} {often} --lr 1e-5 --gae".split()
-    few = dict.fromkeys(cpu_products.CAPACITIES, "32")  # soon reached
+    few = dict.fromkeys(cpu.CAPACITIES, "32")  # soon reached
     assert child_process.run(args, tmp_path / "log", environment=few, timeout_s=900) == 0
     peaks = [line["mem/peak_mb"] for line in read_lines(run / "metrics.jsonl")]
     assert len(peaks) == 1000

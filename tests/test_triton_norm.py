@@ -16,7 +16,7 @@ DEVICE = "cuda" if CUDA else "cpu"
 
 from rookworld.model.attention import causal  # noqa: E402
 from rookworld.model.gpt2 import GPT2, GPT2Config  # noqa: E402
-from rookworld.model.kernels import residual, triton_norm  # noqa: E402
+from rookworld.model.kernels import dispatch, triton_norm  # noqa: E402
 
 fused: Callable[..., tuple[Tensor, Tensor]] = triton_norm.AddNorm.apply
 
@@ -98,7 +98,7 @@ def test_a_model_under_autocast_is_that_of_plain_torch(
     monkeypatch.setattr(triton_norm.AddNorm, "apply", counted)
     for plain in (False, True):
         if plain:
-            monkeypatch.setattr(residual, "_suits_triton", lambda x, norm: False)
+            monkeypatch.setattr(dispatch, "_suits_triton", lambda x, norm: False)
         model = GPT2(shape).init_weights(0).to(DEVICE)
         model.recompute = again
         with torch.autocast("cuda", dtype=torch.bfloat16):

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from rookworld.model.activation_reuse import BlockOutputs, linear
 from rookworld.model.attention import Attend, causal
-from rookworld.model.kernels.gelu import gelu
-from rookworld.model.kernels.residual import add_norm
-from rookworld.model.products import Products, product
+from rookworld.model.kernels.cpu import gelu
+from rookworld.model.kernels.dispatch import add_norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,18 +53,18 @@ class Attention(nn.Module):
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
 
     def forward(
-        self, x: Tensor, attend: Attend, wanted: Tensor | None, known: Products | None
+        self, x: Tensor, attend: Attend, rows: Tensor | None, known: BlockOutputs | None
     ) -> Tensor:
         batch, tokens, width = x.shape
-        qkv = product(self.c_attn, x, known and known.attend)
+        qkv = linear(self.c_attn, x, known and known.attend)
         qkv = qkv.view(batch, tokens, 3, self.n_head, width // self.n_head)
         seen = attend(qkv).reshape(batch, tokens, width)
-        return product(self.c_proj, chosen(seen, wanted), known and known.project)
+        return linear(self.c_proj, select_rows(seen, rows), known and known.project)
 
 
-def chosen(x: Tensor, wanted: Tensor | None) -> Tensor:
-    """The wanted places of x [batch, tokens, width], counted through; all of it for None."""
-    return x if wanted is None else x.flatten(0, 1).index_select(0, wanted)
+def select_rows(x: Tensor, rows: Tensor | None) -> Tensor:
+    """Some rows of x [batch, tokens, width], counted through the batch; all of it for None."""
+    return x if rows is None else x.flatten(0, 1).index_select(0, rows)
 
 
 class MLP(nn.Module):
@@ -73,9 +73,9 @@ class MLP(nn.Module):
         self.c_fc = nn.Linear(config.n_embd, config.inner)
         self.c_proj = nn.Linear(config.inner, config.n_embd)
 
-    def forward(self, x: Tensor, known: Products | None) -> Tensor:
-        wide = gelu(product(self.c_fc, x, known and known.widen))
-        return product(self.c_proj, wide, known and known.narrow)
+    def forward(self, x: Tensor, known: BlockOutputs | None) -> Tensor:
+        wide = gelu(linear(self.c_fc, x, known and known.widen))
+        return linear(self.c_proj, wide, known and known.narrow)
 
 
 class Block(nn.Module):
@@ -90,11 +90,11 @@ class Block(nn.Module):
         self,
         x: Tensor,
         attend: Attend,
-        wanted: Tensor | None = None,
-        known: Products | None = None,
+        rows: Tensor | None = None,
+        known: BlockOutputs | None = None,
     ) -> Tensor:
         x, h = add_norm(x, None, self.ln_1)
-        x, h = add_norm(chosen(x, wanted), self.attn(h, attend, wanted, known), self.ln_2)
+        x, h = add_norm(select_rows(x, rows), self.attn(h, attend, rows, known), self.ln_2)
         out: Tensor = x + self.mlp(h, known)
         return out
 
@@ -120,16 +120,16 @@ class GPT2(nn.Module):
         ids: Tensor,
         positions: Tensor | None = None,
         attend: Attend = causal,
-        wanted: Tensor | None = None,
-        known: Sequence[Products] | None = None,
+        rows: Tensor | None = None,
+        known: Sequence[BlockOutputs] | None = None,
     ) -> Tensor:
         """Hidden states [batch, tokens, width] of `ids` [batch, tokens], after the last norm.
 
-        Or only the `wanted` places of them [rows, width], counted through the batch: after the last
+        Or only the `rows` places of them [rows, width], counted through the batch: after the last
         layer's keys and values nobody looks at a prompt any more. `known` is what each block's
         products will find.
         """
-        return self.through_blocks(self.embed(ids, positions), attend, wanted, known)
+        return self.through_blocks(self.embed(ids, positions), attend, rows, known)
 
     def embed(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """[batch, tokens, width] what goes into the first block."""
@@ -142,8 +142,8 @@ class GPT2(nn.Module):
         self,
         x: Tensor,
         attend: Attend,
-        wanted: Tensor | None = None,
-        known: Sequence[Products] | None = None,
+        rows: Tensor | None = None,
+        known: Sequence[BlockOutputs] | None = None,
     ) -> Tensor:
         """What `forward` does after `embed`."""
         *earlier, last = zip(self.h, [None] * len(self.h) if known is None else known, strict=True)
@@ -153,7 +153,7 @@ class GPT2(nn.Module):
             else:
                 x = block(x, attend, None, found)
         block, found = last
-        x = block(x, attend, wanted, found)
+        x = block(x, attend, rows, found)
         hidden: Tensor = self.ln_f(x)
         return hidden
 

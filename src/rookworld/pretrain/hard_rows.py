@@ -52,7 +52,7 @@ def worst_losses(
         answers = torch.from_numpy(packed.fields[rows, 1:width] != PROMPT).to(device)
         places = F.pad(answers, (0, 1)).flatten().nonzero().squeeze(1)
         with passes_in("auto", device):
-            logits = model.logits(model(ids, wanted=places)).float()
+            logits = model.logits(model(ids, rows=places)).float()
         targets = ids.flatten()[places + 1]
         losses = F.cross_entropy(logits, targets, reduction="none")
         worst = torch.zeros(len(rows), device=device)

@@ -34,7 +34,7 @@ def micro_loss(
     rows, length = micro.tokens.shape
     places = torch.arange(rows * (length - 1), device=micro.tokens.device).view(rows, length - 1)
     answers = places[:, micro.start - 1 :]
-    hidden = model(micro.tokens[:, :-1], wanted=answers.flatten())
+    hidden = model(micro.tokens[:, :-1], rows=answers.flatten())
     logits = model.logits(hidden).float().view(*answers.shape, -1)
     targets, fields = micro.tokens[:, micro.start :], micro.fields[:, micro.start :]
     logp = logits.log_softmax(-1)

@@ -216,7 +216,7 @@ def set_gae(
     missing = sharding.missing_passes(learner.model, len(micros))
     for micro, values in zip(micros, centred, strict=True):
         with torch.no_grad(), passes_in(settings.compute.dtype, micro.old_logp.device):
-            hidden = states(micro.batch, learner.model, learner.graphs, micro.products())
+            hidden = states(micro.batch, learner.model, learner.graphs, micro.known_outputs())
             predicted = learner.value_head(hidden)
         grid = micro.batch.grid(predicted.float())
         terminal = values.reshape(-1).to(grid)

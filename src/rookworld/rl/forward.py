@@ -15,12 +15,11 @@ from torch import Tensor
 from rookworld.grpo.expected_value import KnownWorths, expected_worth
 from rookworld.grpo.kl import EXACT, Draw, TokenStats, k3, token_stats
 from rookworld.model import sharding
-from rookworld.model.activation_reuse import Tape
+from rookworld.model.activation_reuse import ActivationStore, BlockOutputs
 from rookworld.model.attention import shared_prefix_attention
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.kernels.cuda_graphs import PassGraphs
 from rookworld.model.precision import matrices_in, passes_in
-from rookworld.model.products import Products
 from rookworld.model.sampling import decoder
 from rookworld.rl.batch import (
     Answered,
@@ -58,7 +57,7 @@ class MicroBatch:
     """Rows that learn from everything they could have chosen; their advantages are 0."""
     anchor: bool = False
     """Whether its tokens are held to the reference and learn nothing else."""
-    tape: Tape | None = None
+    activations: ActivationStore | None = None
     """What the policy's blocks will find, as long as it is what it was when it answered."""
 
     @property
@@ -67,11 +66,11 @@ class MicroBatch:
         return torch.cat(list(self.ref_parts)) if len(self.ref_parts) > 1 else self.ref_parts[0]
 
     def products(self) -> list[Products] | None:
-        """The tape in the order of the pass; made when asked for, a batch at a time."""
-        if self.tape is None or self.batch.tail == 0:
+        """The activations in the order of the pass; made when asked for, a batch at a time."""
+        if self.activations is None or self.batch.tail == 0:
             return None
         line = (self.batch.head, self.batch.tail, self.batch.sources)
-        return self.tape.play(prompt_keys(self.groups), *line)
+        return self.activations.play(prompt_keys(self.groups), *line)
 
     def mask(self) -> Tensor:
         """[answers, tokens] true on the sampled tokens that count."""
@@ -108,7 +107,7 @@ def prepare(
         micro = MicroBatch(batch, chosen, sampling_draw(batch, chosen, settings), old, seen)
         if settings.kl.kl_collect_cap > 0:
             micro.kept = within_cap(micro, learner, settings)
-        micro.tape = scratch.tape
+        micro.activations = scratch.activations
         micros.append(micro)
     scratch.drop_rollouts()
     sharding.idle_passes(learner.reference, missing)
@@ -170,7 +169,7 @@ def states(
     batch: SharedPrefixBatch,
     model: GPT2,
     graphs: PassGraphs | None = None,
-    known: Sequence[Products] | None = None,
+    known: Sequence[BlockOutputs] | None = None,
 ) -> Tensor:
     """[rows, width] the hidden state that predicts each sampled token."""
     if graphs is None or not graphs.suit(batch.ids.shape[1]):

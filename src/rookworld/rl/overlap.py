@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from rookworld.grpo.schedule import FALLS, ramp
-from rookworld.model.activation_reuse import Tape
+from rookworld.model.activation_reuse import ActivationStore
 from rookworld.model.precision import matrices_in
 from rookworld.rl import forward, update
 from rookworld.rl.metrics import Clock
@@ -41,8 +41,8 @@ def collect_groups(
     # a recovery samples anew: the answers that led astray are not asked for again
     seed = settings.seed + 1_000_003 * state.guard.recoveries
     scorers = scoring_workers(settings, state.learner.whole.device)
-    tape = tape_for(state, settings)
-    scratch.tape = tape if tape is not None and not tape.full else None
+    activations = activations_for(state, settings)
+    scratch.activations = None if activations is None or activations.full else activations
     collector = Collector(
         state.learner.whole,
         state.tokenizer,
@@ -54,7 +54,7 @@ def collect_groups(
         by_field=settings.advantages.credit != "answer" and not settings.advantages.gae,
         by_choice=settings.advantages.credit == "choices" and not settings.advantages.gae,
         usual=state.usual.now,
-        tape=tape,
+        activations=activations,
         dtype=matrices_in(settings.compute.dtype, state.learner.whole.device),
         workers=scorers,
         clock=clock.lap,
@@ -109,16 +109,16 @@ def may_look_ahead(state: State, settings: TrainSettings) -> bool:
     return idle and not settings.compute.shard and not state.learner.one_model
 
 
-def tape_for(state: State, settings: TrainSettings) -> Tape | None:
-    """Where a CPU's sampler keeps what its products found; no more of it than a pass may hold."""
+def activations_for(state: State, settings: TrainSettings) -> ActivationStore | None:
+    """Where a CPU's sampler keeps what it computes; no more of it than a pass may hold."""
     if state.learner.whole.device.type != "cpu":
         return None
-    most = settings.compute.micro_tokens if may_tape(state, settings) else 0
-    return Tape(settings.sampling.k_samples, most)
+    most = settings.compute.micro_tokens if may_reuse_activations(state, settings) else 0
+    return ActivationStore(settings.sampling.k_samples, most)
 
 
-def may_tape(state: State, settings: TrainSettings) -> bool:
-    """Whether the update may go on from the sampler's products.
+def may_reuse_activations(state: State, settings: TrainSettings) -> bool:
+    """Whether the update may take over what the sampler computed.
 
     Not while policy and reference are one model: both must see the same packs for KL to be 0.
     Recomputed blocks, and those in shares, make their own.

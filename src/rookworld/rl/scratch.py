@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from rookworld.model.activation_reuse import Tape
+from rookworld.model.activation_reuse import ActivationStore
 from rookworld.rl.batch import DistillBatch, SharedPrefixBatch
 
 
@@ -21,7 +21,7 @@ class StepScratch:
     """By their prompts' keys."""
     ref_hidden: dict[int, Tensor] = field(default_factory=dict)
     """The reference's hidden states [tokens of all completions, width] by a prompt's key."""
-    tape: Tape | None = None
+    activations: ActivationStore | None = None
     """Of the policy while it sampled."""
     distill_batches: list[DistillBatch] | None = None
     """What self-distillation trains on; None: not made yet."""
@@ -32,4 +32,4 @@ class StepScratch:
         """Free what belongs to groups that were left out."""
         self.batches.clear()
         self.ref_hidden.clear()
-        self.tape = None
+        self.activations = None

@@ -148,8 +148,8 @@ def micro_objective(
     coefs: Coefs,
 ) -> tuple[Tensor, Tensor, RatioStats]:
     """A batch's share of what is minimised, and of what a `Gradient` tells about it, in one row."""
-    # true for one update: it changes the weights that the products were made of
-    known, micro.tape = micro.products(), None
+    # true for one update: it changes the weights that these were computed with
+    known, micro.activations = micro.known_outputs(), None
     with passes_in(settings.compute.dtype, learner.model.device):
         hidden = states(micro.batch, learner.model, learner.graphs, known)
         stats = policy_stats(micro, hidden, learner, settings)

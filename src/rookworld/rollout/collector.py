@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from rookworld.grpo.advantages import flat_groups, reward_tensor, valid_groups
-from rookworld.model.activation_reuse import Tape
+from rookworld.model.activation_reuse import ActivationStore
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.sampling.sampler import ROWS_AT_ONCE, Sampling, sample
 from rookworld.model.tokenizer import Tokenizer
@@ -49,8 +49,8 @@ class Collector:
     """And what every move was worth that could have been listed."""
     usual: Usual = NEUTRAL
     """Which quality the rest of an answer is taken to be of."""
-    tape: Tape | None = None
-    """Where the sampler's products are kept."""
+    activations: ActivationStore | None = None
+    """Where the sampler keeps what it computed."""
     dtype: torch.dtype | None = None
     """What the sampler's matrices are in; default: as the model's."""
     workers: Workers | None = None
@@ -95,7 +95,7 @@ class Collector:
             seed=self.seed,
             step=step,
             keys=[prompt.key for prompt in prompts],
-            tape=self.tape,
+            activations=self.activations,
             dtype=self.dtype,
         )
         lengths = samples.lengths.tolist()

@@ -22,7 +22,7 @@ from rookworld.model.gpt2 import GPT2
 from rookworld.model.kernels.dispatch import beside
 
 Run = Callable[[GPT2, Tensor, Tensor, Tensor], Tensor]
-"""(model, x, heads, wanted) -> the wanted states; nothing in it may wait for the device."""
+"""(model, x, heads, rows) -> the states of those rows; nothing in it may wait for the device."""
 
 HELD_BYTES, MOST_HELD = 50, 0.2
 """Roughly what a recording holds for every number in the streams of its pass (tokens x width x
@@ -58,9 +58,9 @@ class PassGraphs:
         return held <= MOST_HELD * memory_of(self.model.device)
 
     def __call__(
-        self, size: Hashable, run: Run, x: Tensor, heads: Tensor, wanted: Tensor, most: int
+        self, size: Hashable, run: Run, x: Tensor, heads: Tensor, rows: Tensor, most: int
     ) -> Tensor:
-        """`run(model, x, heads, wanted)`, where `most` could be wanted.
+        """`run(model, x, heads, rows)`, for at most `most` rows.
 
         `size` tells apart whatever the run depends on beside these and their sizes.
         """
@@ -72,18 +72,18 @@ class PassGraphs:
         self.asked[key] = self.passes
         if key not in self.kept:
             if self.seen[key] <= SEEN_BEFORE or not self.has_room():
-                return run(self.model, x, heads, wanted)
+                return run(self.model, x, heads, rows)
             self.settle_gradients()
             with torch.cuda.device(x.device):
                 self.kept[key] = PassGraph(run, self.twin, x, heads, most, self.pool, self.learns)
         self.kept.move_to_end(key)
         graph = self.kept[key]
         if not (self.learns and torch.is_grad_enabled()):
-            return graph.forward(x, heads, wanted)
+            return graph.forward(x, heads, rows)
         self.settle_gradients()
         # without embeddings to learn nothing else would say that a gradient is wanted
         x = x if x.requires_grad else x.detach().requires_grad_()
-        found: Tensor = _Replay.apply(graph, x, heads, wanted)  # type: ignore[no-untyped-call]
+        found: Tensor = _Replay.apply(graph, x, heads, rows)  # type: ignore[no-untyped-call]
         return found
 
     def has_room(self) -> bool:
@@ -135,13 +135,13 @@ class PassGraph:
     ) -> None:
         self.x = x.detach().clone().requires_grad_(learns)
         self.heads = heads.clone()
-        self.wanted = heads.new_zeros(most)
+        self.rows = heads.new_zeros(most)
         self.there, self.back = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
 
         def passed() -> Tensor:
             # no cache: what it kept would belong to the recording and be used beside it
             with torch.autocast("cuda", **_autocast(), cache_enabled=False):
-                return run(model, self.x, self.heads, self.wanted)
+                return run(model, self.x, self.heads, self.rows)
 
         with torch.set_grad_enabled(learns):
             self.slope = self.warm_up(passed)
@@ -166,13 +166,13 @@ class PassGraph:
         return slope
 
     @torch.no_grad()
-    def forward(self, x: Tensor, heads: Tensor, wanted: Tensor) -> Tensor:
+    def forward(self, x: Tensor, heads: Tensor, rows: Tensor) -> Tensor:
         self.x.copy_(x)
         self.heads.copy_(heads)
-        # behind them stands what was wanted before, and what is found there nobody asks for
-        self.wanted[: len(wanted)].copy_(wanted)
+        # behind them stand earlier rows, whose states nobody reads
+        self.rows[: len(rows)].copy_(rows)
         self.there.replay()
-        return self.found[: len(wanted)].clone()
+        return self.found[: len(rows)].clone()
 
     @torch.no_grad()
     def backward(self, slope: Tensor) -> Tensor:
@@ -191,9 +191,9 @@ def go_back(found: Tensor, slope: Tensor) -> None:
 
 class _Replay(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, graph: PassGraph, x: Tensor, heads: Tensor, wanted: Tensor) -> Tensor:
+    def forward(ctx: Any, graph: PassGraph, x: Tensor, heads: Tensor, rows: Tensor) -> Tensor:
         ctx.graph = graph
-        return graph.forward(x, heads, wanted)
+        return graph.forward(x, heads, rows)
 
     @staticmethod
     @once_differentiable

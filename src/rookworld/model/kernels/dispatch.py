@@ -1,8 +1,8 @@
-"""Who may be handed to a Triton kernel of ours, and where kernels are warmed up for a capture."""
+"""Which tensors go to a Triton kernel of ours, and where kernels are warmed up for a capture."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
@@ -23,6 +23,31 @@ def on_one_gpu(*tensors: Tensor) -> bool:
 def have_triton() -> bool:
     """It comes with every CUDA build of torch for Linux, and with none for other systems."""
     return find_spec("triton") is not None
+
+
+def add_norm(x: Tensor, delta: Tensor | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    """(x + delta, its norm as autocast rounds it); of `x` itself where there is no `delta`.
+
+    On CUDA one Triton kernel each way; plain torch takes several, each through the whole stream.
+    """
+    if _suits_triton(x, norm):
+        from rookworld.model.kernels.triton_norm import AddNorm
+
+        # kernels go to the current device, which need not be the tensors'
+        with torch.cuda.device(x.device):
+            apply: Callable[..., tuple[Tensor, Tensor]] = AddNorm.apply
+            dtype = torch.get_autocast_dtype("cuda")
+            return apply(x, delta, norm.weight, norm.bias, norm.eps, dtype)
+    if delta is not None:
+        x = x + delta
+    return x, norm(x)
+
+
+def _suits_triton(x: Tensor, norm: nn.LayerNorm) -> bool:
+    """Whether the stream is float32 among products of bf16; a compiler fuses by itself."""
+    if x.device.type != "cuda" or x.dtype is not torch.float32 or torch.compiler.is_compiling():
+        return False
+    return torch.is_autocast_enabled("cuda") and on_one_gpu(x, norm.weight, norm.bias)
 
 
 @contextmanager

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rookworld.model.attention import Attend, padding_bias
-from rookworld.model.gpt2 import GPT2, Block, chosen
-from rookworld.model.kernels import cpu_products
-from rookworld.model.kernels.gelu import gelu as gelu_of
+from rookworld.model.gpt2 import GPT2, Block, select_rows
+from rookworld.model.kernels import cpu
+from rookworld.model.kernels.cpu import gelu as gelu_of
 from rookworld.model.sampling.kv_cache import Cache
 
 
@@ -35,11 +35,11 @@ class Dense:
     ) -> None:
         self.sources = (weight.detach(), None if bias is None else bias.detach())
         self.dtype = dtype
-        self.gelu_apart = False
-        """Round before gelu as well, as a pass that is trained does."""
-        self.heard: list[Tensor] | None = None
-        """What calls found, before gelu, while somebody listens."""
-        self.packed = cpu_products.multiplies(weight.device, dtype)
+        self.separate_gelu = False
+        """Round before gelu as well, as a training pass does."""
+        self.recorded: list[Tensor] | None = None
+        """Outputs of the calls before gelu, while they are recorded."""
+        self.packed = cpu.multiplies(weight.device, dtype)
         self.weight = self.sources[0].to(dtype)
         self.bias = None if bias is None else bias.detach().to(dtype)
         if len(weight) % multiple:
@@ -50,7 +50,7 @@ class Dense:
     def refresh(self) -> None:
         """Pack the weights again; a copy that is not packed is the caller's to write."""
         if self.packed:
-            self.weight = cpu_products.pack(self.sources[0].to(self.dtype))
+            self.weight = cpu.pack(self.sources[0].to(self.dtype))
 
     def copies(self) -> list[tuple[Tensor, Tensor]]:
         """(copy, live parameter) of what is neither live nor packed."""
@@ -60,17 +60,17 @@ class Dense:
         return [(copy, live) for copy, live in pairs if copy.data_ptr() != live.data_ptr()]
 
     def __call__(self, x: Tensor, gelu: bool = False) -> Tensor:
-        if not self.gelu_apart:
+        if not self.separate_gelu:
             return self._multiplied(x, gelu)
         found = self._multiplied(x, gelu=False)
-        if self.heard is not None:
-            self.heard.append(found)
+        if self.recorded is not None:
+            self.recorded.append(found)
         return gelu_of(found) if gelu else found
 
     def _multiplied(self, x: Tensor, gelu: bool) -> Tensor:
         x = x.to(self.dtype)
         if self.packed:
-            return cpu_products.linear(x, self.weight, self.bias, gelu)
+            return cpu.linear(x, self.weight, self.bias, gelu)
         out = F.linear(x, self.weight, self.bias)
         return gelu_of(out) if gelu else out
 
@@ -141,10 +141,10 @@ class Weights:
             copies, live = zip(*pairs, strict=True)
             torch._foreach_copy_(copies, live)  # on a GPU few launches instead of a hundred
 
-    def listen(self, on: bool, gelu_apart: bool) -> None:
-        """Hear what all layers' products find from now on, or nothing more; the past is gone."""
+    def record(self, on: bool, separate_gelu: bool) -> None:
+        """Record the outputs of all linear layers from now on, or stop; earlier ones are gone."""
         for dense in (dense for layer in self.layers for dense in layer.dense):
-            dense.gelu_apart, dense.heard = gelu_apart, [] if on else None
+            dense.separate_gelu, dense.recorded = separate_gelu, [] if on else None
 
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         return F.embedding(ids, self.wte) + F.embedding(positions, self.wpe)
@@ -160,15 +160,15 @@ class Weights:
 
 
 def states(
-    weights: Weights, ids: Tensor, positions: Tensor, attend: Attend, wanted: Tensor
+    weights: Weights, ids: Tensor, positions: Tensor, attend: Attend, rows: Tensor
 ) -> Tensor:
-    """What `GPT2.forward` finds at the `wanted` places, without a cache and without a gradient."""
+    """What `GPT2.forward` finds at the `rows` places, without a cache and without a gradient."""
     shape = (*ids.shape, 3, weights.config.n_head, weights.config.head_size)
     x = weights.embed(ids, positions)
     for layer in weights.layers:
         seen = attend(layer.attend(layer.norm_1(x)).view(shape)).flatten(2)
         if layer is weights.layers[-1]:
-            x, seen = chosen(x, wanted), chosen(seen, wanted)
+            x, seen = select_rows(x, rows), select_rows(seen, rows)
         x = layer.finish(x, seen)
     return weights.norm(x)
 

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rookworld.model.activation_reuse import Tape
+from rookworld.model.activation_reuse import ActivationStore
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.kernels.dispatch import have_triton
 from rookworld.model.sampling.choice import Rules
@@ -104,14 +104,14 @@ def sample(
     first_sample: int | Sequence[int] = 0,
     constraint: Constraint | None = None,
     rows_at_once: int = ROWS_AT_ONCE,
-    tape: Tape | None = None,
+    activations: ActivationStore | None = None,
     dtype: torch.dtype | None = None,
 ) -> Samples:
     """Draw `k` answers to each of `prompts` from `model` as it is now.
 
     `settings` is one for all or one per prompt; `keys` (default: the prompt's index) and the
     samples' indices, counted from `first_sample`, name the randomness. With `eos` -1 only the
-    maximum ends an answer. A `tape` keeps what was found on the way. `dtype` is the matrices'
+    maximum ends an answer. `activations` keeps what was computed. `dtype` is the matrices'
     (default: the model's). Buffers and graphs are kept for the model's next call; whoever samples
     often from weights that do not change saves their copy with a `Sampler` of their own.
     """
@@ -127,7 +127,7 @@ def sample(
         first_sample=first_sample,
         constraint=constraint,
         rows_at_once=rows_at_once,
-        tape=tape,
+        activations=activations,
     )
 
 
@@ -185,7 +185,7 @@ class Sampler:
         first_sample: int | Sequence[int] = 0,
         constraint: Constraint | None = None,
         rows_at_once: int = ROWS_AT_ONCE,
-        tape: Tape | None = None,
+        activations: ActivationStore | None = None,
     ) -> Samples:
         """As the function `sample`, from the weights at the last `refresh`."""
         count = len(prompts)
@@ -199,14 +199,14 @@ class Sampler:
         result = _Result(np.repeat(limits, k), eos, self.weights.device)
         queue.sort(key=lambda prompt: len(prompt.ids))
         per_part = max(1, rows_at_once // k)
-        listening: AbstractContextManager[None] = nullcontext()
-        if tape is not None:
-            tape.request(names, k)
-            listening = tape.listening(self.weights)
-        with _on(self.weights.device), listening:
+        recording: AbstractContextManager[None] = nullcontext()
+        if activations is not None:
+            activations.begin_request(names, k)
+            recording = activations.recording(self.weights)
+        with _on(self.weights.device), recording:
             for start in range(0, count, per_part):
                 part = _Part(queue[start : start + per_part], k, eos, seed, step, constraint)
-                self._sample_part(part, result, tape)
+                self._sample_part(part, result, activations)
         return result.samples()
 
     def _checked(self, prompts: Sequence[Ids]) -> list[NDArray[np.int64]]:
@@ -235,8 +235,10 @@ class Sampler:
             return prompt
         return prompt._replace(settings=replace(prompt.settings, max_new_tokens=room))
 
-    def _sample_part(self, part: _Part, result: _Result, tape: Tape | None) -> None:
-        stepper = self.stepper if part.constraint is None and tape is None else self.eager
+    def _sample_part(
+        self, part: _Part, result: _Result, activations: ActivationStore | None
+    ) -> None:
+        stepper = self.stepper if part.constraint is None and activations is None else self.eager
         rows = part.rows()
         batch = stepper.batch(part.shape, rows.rules.truncated, rows.rules.random)
         lengths = torch.tensor([len(prompt.ids) for prompt in part.prompts])
@@ -244,16 +246,18 @@ class Sampler:
         batch.padded = bool((lengths != batch.shape.prefix).any())
         places = part.places(self.weights.device)
         stepper.start(batch, [prompt.ids for prompt in part.prompts], part.mask(places))
-        if tape is not None:
-            tape.prompts(self.weights, [one.place // part.k for one in part.prompts], lengths)
+        if activations is not None:
+            activations.add_prompts(
+                self.weights, [one.place // part.k for one in part.prompts], lengths
+            )
         used, limit = 1, part.shape.new
         while used < limit:
             looked = min(limit, used + stepper.look_every)
             busy = min(limit, looked + stepper.steps_ahead)
             for slot in range(used - 1, looked - 1):
                 stepper.step(batch, slot, part.mask(places))
-                if tape is not None:
-                    tape.answers(self.weights, slot, places)
+                if activations is not None:
+                    activations.add_tokens(self.weights, slot, places)
             look = _Look(batch)
             for slot in range(looked - 1, busy - 1):
                 stepper.step(batch, slot, part.mask(places))

@@ -1,4 +1,4 @@
-"""The sampler's products on a tape: an update that goes on from them finds what it would find."""
+"""The sampler's products on a store: an update that goes on from them finds what it would find."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rookworld.model import products
-from rookworld.model.activation_reuse import Tape
+from rookworld.model import activation_reuse
+from rookworld.model.activation_reuse import ActivationStore, linear
 from rookworld.model.gpt2 import GPT2, GPT2Config
-from rookworld.model.products import Products, product
 from rookworld.model.sampling import decode_graphs
 from rookworld.model.sampling.sampler import Samples, Sampling, sample
 from rookworld.rl import overlap
@@ -45,9 +44,14 @@ def prompts_of(lengths: Sequence[int], seed: int) -> list[list[int]]:
 
 
 def answered(
-    model: GPT2, tape: Tape | None, prompts: Sequence[list[int]], keys: Sequence[int], **how: Any
+    model: GPT2,
+    store: ActivationStore | None,
+    prompts: Sequence[list[int]],
+    keys: Sequence[int],
+    **how: Any,
 ) -> Samples:
-    return sample(model, prompts, k=K, settings=WARM, eos=EOS, seed=1, keys=keys, tape=tape, **how)
+    how = {"k": K, "settings": WARM, "eos": EOS, "seed": 1, "activations": store, **how}
+    return sample(model, prompts, keys=keys, **how)
 
 
 def batch_of(
@@ -77,7 +81,7 @@ def gradient(
 @pytest.mark.parametrize("some", [[0, 1, 2, 3, 4, 5], [4, 0], [2]], ids=str)
 @pytest.mark.parametrize("rows_at_once", [64, 8])
 @pytest.mark.parametrize("tokens_at_once", [1152, 40])
-def test_a_pass_from_the_tape_is_the_pass(
+def test_a_pass_from_the_store_is_the_pass(
     model: GPT2,
     monkeypatch: pytest.MonkeyPatch,
     some: list[int],
@@ -86,50 +90,52 @@ def test_a_pass_from_the_tape_is_the_pass(
 ) -> None:
     monkeypatch.setitem(decode_graphs.PREFILL_TOKENS, "cpu", tokens_at_once)
     prompts, keys = prompts_of(LENGTHS, seed=0), [31, 7, 1009, 2, 88, 5]
-    tape = Tape(K, MOST)
-    answered(model, tape, prompts_of([9, 3], seed=1), keys=[100, 200])
-    samples = answered(model, tape, prompts, keys, rows_at_once=rows_at_once)
+    store = ActivationStore(K, MOST)
+    answered(model, store, prompts_of([9, 3], seed=1), keys=[100, 200])
+    samples = answered(model, store, prompts, keys, rows_at_once=rows_at_once)
     assert len(set(samples.lengths.tolist())) > 5  # rows are dropped on the way
     batch = batch_of(prompts, samples, some)
-    known = tape.play([keys[i] for i in some], batch.head, batch.tail, batch.sources)
+    known = activations.play([keys[i] for i in some], batch.head, batch.tail, batch.sources)
     assert known is not None
     expected = gradient(model, batch, None)
     for one, other in zip(gradient(model, batch, known), expected, strict=True):
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-5 * float(other.abs().max()))
 
 
-def test_a_tape_changes_no_answer(model: GPT2) -> None:
+def test_a_store_changes_no_completion(model: GPT2) -> None:
     prompts = prompts_of(LENGTHS, seed=0)
     keys = range(len(prompts))
-    plain, taped = (answered(model, tape, prompts, keys) for tape in (None, Tape(K, MOST)))
-    assert torch.equal(plain.tokens, taped.tokens)
-    assert torch.allclose(plain.logp, taped.logp, atol=1e-5)
+    plain = answered(model, None, prompts, keys)
+    stored = answered(model, ActivationStore(K, MOST), prompts, keys)
+    assert torch.equal(plain.tokens, stored.tokens)
+    assert torch.allclose(plain.logp, stored.logp, atol=1e-5)
 
 
 @pytest.mark.parametrize("most", [0, 100, 150, 200])
-def test_answers_do_not_depend_on_where_a_tape_ends(model: GPT2, most: int) -> None:
+def test_completions_do_not_depend_on_where_a_store_ends(model: GPT2, most: int) -> None:
     # in bfloat16, where one rounding more is seen at once
     prompts, how = prompts_of(LENGTHS, seed=0), {"dtype": torch.bfloat16}
     keys = range(len(prompts))
-    whole, cut = (answered(model, Tape(K, n), prompts, keys, **how) for n in (MOST, most))
+    whole = answered(model, ActivationStore(K, MOST), prompts, keys, **how)
+    cut = answered(model, ActivationStore(K, most), prompts, keys, **how)
     assert torch.equal(whole.logp, cut.logp)
 
 
-def test_a_tape_takes_no_key_twice(model: GPT2) -> None:
-    tape, prompts = Tape(K, MOST), prompts_of([9, 3], seed=1)
-    answered(model, tape, prompts, keys=[100, 200])
+def test_a_store_takes_no_key_twice(model: GPT2) -> None:
+    store, prompts = ActivationStore(K, MOST), prompts_of([9, 3], seed=1)
+    answered(model, store, prompts, keys=[100, 200])
     for keys in ([300, 300], [100, 300]):
         with pytest.raises(ModelError, match="no key twice"):
-            answered(model, tape, prompts, keys)
-    with pytest.raises(ModelError, match="takes 1 answers"):
-        answered(model, Tape(1, MOST), prompts, keys=[100, 200])
+            answered(model, store, prompts, keys)
+    with pytest.raises(ModelError, match="takes 1 completions"):
+        answered(model, ActivationStore(1, MOST), prompts, keys=[100, 200])
 
 
 def test_nothing_is_multiplied_again(model: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts, tape = prompts_of(LENGTHS, seed=0), Tape(K, MOST)
-    samples = answered(model, tape, prompts, range(6))
+    prompts, activations = prompts_of(LENGTHS, seed=0), ActivationStore(K, MOST)
+    samples = answered(model, activations, prompts, range(6))
     batch = batch_of(prompts, samples, range(6))
-    known = tape.play(range(6), batch.head, batch.tail, batch.sources)
+    known = activations.play(range(6), batch.head, batch.tail, batch.sources)
 
     def refuse(self: nn.Linear, x: Tensor) -> Tensor:
         raise AssertionError("a product was made")
@@ -138,31 +144,31 @@ def test_nothing_is_multiplied_again(model: GPT2, monkeypatch: pytest.MonkeyPatc
     states(batch, model, known=known)
 
 
-def test_nobody_listens_after_a_request(model: GPT2) -> None:
-    tape = Tape(K, MOST)
+def test_nothing_is_recorded_after_a_request(model: GPT2) -> None:
+    store = ActivationStore(K, MOST)
     prompts = prompts_of(LENGTHS, seed=0)
-    answered(model, tape, prompts, range(6))
-    rows = tape.rows
+    answered(model, store, prompts, range(6))
+    rows = store.rows
     answered(model, None, prompts, range(6))
-    assert tape.rows == rows
+    assert store.rows == rows
 
 
-def test_what_is_not_on_the_tape_is_not_played(model: GPT2) -> None:
-    tape = Tape(K, MOST)
-    answered(model, tape, prompts_of([9, 3], seed=1), keys=[100, 200])
-    assert tape.play([100, 300], 9, 5, torch.tensor([8])) is None
+def test_what_is_not_in_the_store_is_not_found(model: GPT2) -> None:
+    store = ActivationStore(K, MOST)
+    answered(model, store, prompts_of([9, 3], seed=1), keys=[100, 200])
+    assert store.line([100, 300], 9, 5, torch.tensor([8])) is None
 
 
 @pytest.mark.parametrize("most", [0, 1, 100, 200])
 def test_a_full_tape_forgets_everything(model: GPT2, most: int) -> None:
-    prompts, tape = prompts_of(LENGTHS, seed=0), Tape(K, most)
-    samples = answered(model, tape, prompts, range(6))
+    prompts, activations = prompts_of(LENGTHS, seed=0), ActivationStore(K, most)
+    samples = answered(model, activations, prompts, range(6))
     batch = batch_of(prompts, samples, range(6))
-    assert tape.full
-    assert not tape.parts
-    assert tape.play(range(6), batch.head, batch.tail, batch.sources) is None
-    answered(model, tape, prompts, keys=range(6, 12))
-    assert not tape.parts
+    assert activations.full
+    assert not activations.parts
+    assert activations.play(range(6), batch.head, batch.tail, batch.sources) is None
+    answered(model, activations, prompts, keys=range(6, 12))
+    assert not activations.parts
 
 
 @pytest.mark.parametrize("shape", [(6, 9), (9, 6)])
@@ -171,15 +177,15 @@ def test_a_known_product_has_the_gradients_of_a_made_one(
     shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
-    linear = nn.Linear(*shape, dtype=torch.promote_types(dtype, torch.float32))
-    x = torch.randn(2, 7, shape[0], dtype=linear.weight.dtype, requires_grad=True)
+    layer = nn.Linear(*shape, dtype=torch.promote_types(dtype, torch.float32))
+    x = torch.randn(2, 7, shape[0], dtype=layer.weight.dtype, requires_grad=True)
     slope = torch.randn(2, 7, shape[1]).to(dtype)
     found: list[list[Tensor]] = []
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
-        made = product(linear, x, None)
-        known = product(linear, x, made.detach().flatten(0, 1))
+        made = linear(layer, x, None)
+        known = linear(layer, x, made.detach().flatten(0, 1))
     for out in (made, known):
-        parts = torch.autograd.grad(out, (x, linear.weight, linear.bias), slope)
+        parts = torch.autograd.grad(out, (x, layer.weight, layer.bias), slope)
         found.append([out.detach(), *parts])
     off = 1e-2 if dtype is torch.bfloat16 else 1e-6
     for one, other in zip(*found, strict=True):
@@ -188,11 +194,11 @@ def test_a_known_product_has_the_gradients_of_a_made_one(
 
 
 def test_what_is_frozen_gets_no_gradient() -> None:
-    linear, x = nn.Linear(3, 4), torch.randn(2, 3, requires_grad=True)
-    linear.weight.requires_grad_(False)
-    product(linear, x, linear(x).detach()).sum().backward()  # type: ignore[no-untyped-call]
-    assert linear.weight.grad is None
-    assert linear.bias.grad is not None
+    layer, x = nn.Linear(3, 4), torch.randn(2, 3, requires_grad=True)
+    layer.weight.requires_grad_(False)
+    linear(layer, x, layer(x).detach()).sum().backward()  # type: ignore[no-untyped-call]
+    assert layer.weight.grad is None
+    assert layer.bias.grad is not None
     assert x.grad is not None
 
 
@@ -209,48 +215,48 @@ CHANGES: list[dict[str, Any]] = [
 
 @pytest.mark.usefixtures("single_thread")
 @pytest.mark.parametrize("changes", CHANGES, ids=str)
-def test_training_is_the_same_with_a_tape(
+def test_training_is_the_same_with_a_store(
     warm_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
-    runs, before = {}, products.product
-    for taped in (True, False):
-        played: list[bool] = []
+    runs, before = {}, activation_reuse.linear
+    for stored in (True, False):
+        reused: list[bool] = []
         with monkeypatch.context() as patch:
-            if not taped:
-                patch.setattr(overlap, "may_tape", lambda *_: False)
+            if not stored:
+                patch.setattr(overlap, "may_reuse_activations", lambda *_: False)
 
-            def told(
-                linear: nn.Linear, x: Tensor, known: Tensor | None, played: list[bool] = played
+            def counted(
+                layer: nn.Linear, x: Tensor, known: Tensor | None, reused: list[bool] = reused
             ) -> Tensor:
-                played.append(known is not None)
-                return before(linear, x, known)
+                reused.append(known is not None)
+                return before(layer, x, known)
 
-            patch.setattr("rookworld.model.gpt2.product", told)
-            out = tmp_path / f"{taped}"
+            patch.setattr("rookworld.model.gpt2.linear", counted)
+            out = tmp_path / f"{stored}"
             settings = tiny_settings(warm_folder, out, steps=3, lr=1e-4, **changes)
             train(settings, tiny_rows(), no_evaluation)
-        assert any(played) == taped
-        runs[taped] = metrics_of(out)
+        assert any(reused) == stored
+        runs[stored] = metrics_of(out)
     rel, off = (0.03, 0.01) if "dtype" in changes else (1e-3, 1e-5)
     for one, other in zip(runs[True], runs[False], strict=True):
         for name, value in one.items():
             assert value == pytest.approx(other[name], rel=rel, abs=off, nan_ok=True), name
 
 
-def test_there_is_a_tape_only_for_what_the_next_pass_may_use(
+def test_there_is_a_store_only_for_what_the_next_pass_may_use(
     warm_folder: Path, tmp_path: Path
 ) -> None:
     settings = tiny_settings(warm_folder, tmp_path)
     state = new_state(settings, tiny_rows(), torch.device("cpu"))
-    first = overlap.tape_for(state, settings)
+    first = overlap.activations_for(state, settings)
     assert first is not None
     assert first.full  # KL is to be 0 while policy and reference are one
     with torch.no_grad():
         state.learner.model.h[1].get_parameter("mlp.c_fc.bias")[3] += 0.1
-    then = overlap.tape_for(state, settings)
+    then = overlap.activations_for(state, settings)
     assert then is not None
     assert not then.full
     assert then.most == settings.compute.micro_tokens
-    never = overlap.tape_for(state, settings.but(recompute=True))
+    never = overlap.activations_for(state, settings.but(recompute=True))
     assert never is not None
     assert never.full
