@@ -251,7 +251,7 @@ def test_a_product_in_parts_is_the_product(rows: int, inner: int, width: int) ->
     norm.weight, norm.bias = norm_weight, norm_bias
     h, stream = torch.empty(rows, width, device=DEVICE, dtype=HALF), x.clone()
     assert dense.bias is not None
-    triton_step._add_parts_norm(stream, parts, dense.bias, h, norm)
+    triton_step._add_norm(stream, parts, dense.bias, h, norm)
     total = x + expected + bias.to(HALF).float()
     torch.testing.assert_close(stream, total, atol=2e-3, rtol=1e-3)
     torch.testing.assert_close(h.float(), norm(total), atol=2e-2, rtol=1e-2)

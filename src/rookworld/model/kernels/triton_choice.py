@@ -32,41 +32,22 @@ def choose(batch: Batch, logits: Tensor) -> None:
     block = min(TOKENS_PER_BLOCK, triton.next_power_of_2(vocabulary))
     found = torch.empty(FOUND, parts, count, device=logits.device)
     _search_kernel[(count, parts)](
-        logits,
-        rules.temperature,
-        rules.greedy.view(torch.uint8),
-        rows.keys,
-        batch.index,
-        found,
-        logits.stride(0),
-        VOCABULARY=vocabulary,
+        logits, rules.temperature, rules.greedy.view(torch.uint8), rows.keys, batch.index, found,
+        logits.stride(0), VOCABULARY=vocabulary,
         SHARE=triton.cdiv(triton.cdiv(vocabulary, parts), block) * block,
-        RANDOM=rules.random,
-        BLOCK=block,
-        num_warps=SEARCH_WARPS,
-        **early(logits.device),
-    )
+        RANDOM=rules.random, BLOCK=block, num_warps=SEARCH_WARPS, **early(logits.device),
+    )  # fmt: skip
     _record_kernel[(1,)](
-        found,
-        rows.limits,
-        rows.done.view(torch.uint8),
-        batch.eos,
-        batch.index,
-        batch.last,
-        batch.tokens,
-        batch.logp,
-        batch.entropy,
-        count,
-        PARTS=parts,
-        BLOCK=min(ROWS_PER_BLOCK, triton.next_power_of_2(count)),
-        num_warps=RECORD_WARPS,
-        **early(logits.device),
-    )
+        found, rows.limits, rows.done.view(torch.uint8), batch.eos, batch.index, batch.last,
+        batch.tokens, batch.logp, batch.entropy, count,
+        PARTS=parts, BLOCK=min(ROWS_PER_BLOCK, triton.next_power_of_2(count)),
+        num_warps=RECORD_WARPS, **early(logits.device),
+    )  # fmt: skip
 
 
 @triton.jit
 def _waiting_time(ids, low, high):
-    """noise.waiting_times of one row, whose key's halves are `low` and `high`."""
+    """counter_rng.waiting_times of one row, whose key's halves are `low` and `high`."""
     x = ids.to(tl.uint32) * 0x9E3779B9 + low
     x ^= x >> 16
     x *= 0x85EBCA6B
@@ -82,7 +63,7 @@ def _waiting_time(ids, low, high):
 
 @triton.jit
 def _token_key(key, count):
-    """noise.fold of a row's key and a token's index."""
+    """counter_rng.fold of a row's key and a token's index."""
     x = key.to(tl.uint64) + (count + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB

@@ -29,20 +29,10 @@ class AddNorm(torch.autograd.Function):
         about = torch.empty(2, rows, device=x.device)
         if rows:
             _forward_kernel[(rows,)](
-                x,
-                x if delta is None else delta.contiguous(),
-                gain,
-                shift,
-                summed,
-                normed,
-                about,
-                rows,
-                eps,
-                ADDS=delta is not None,
-                WIDTH=width,
-                BLOCK=triton.next_power_of_2(width),
-                num_warps=WARPS,
-            )
+                x, x if delta is None else delta.contiguous(), gain, shift, summed, normed, about,
+                rows, eps, ADDS=delta is not None, WIDTH=width,
+                BLOCK=triton.next_power_of_2(width), num_warps=WARPS,
+            )  # fmt: skip
         ctx.save_for_backward(summed, gain, about)
         ctx.added = None if delta is None else delta.dtype
         return summed, normed
@@ -58,22 +48,25 @@ class AddNorm(torch.autograd.Function):
         sums = torch.zeros(2, programs, width, device=summed.device)
         if rows:
             _backward_kernel[(programs,)](
-                of_summed.contiguous(),
-                of_normed.contiguous(),
-                summed,
-                gain,
-                about,
-                to_x,
-                to_delta,
-                sums,
-                rows,
-                ADDS=ctx.added is not None,
-                WIDTH=width,
-                BLOCK=triton.next_power_of_2(width),
-                num_warps=WARPS,
-            )
+                of_summed.contiguous(), of_normed.contiguous(), summed, gain, about, to_x,
+                to_delta, sums, rows, ADDS=ctx.added is not None, WIDTH=width,
+                BLOCK=triton.next_power_of_2(width), num_warps=WARPS,
+            )  # fmt: skip
         to_gain, to_shift = sums.sum(1).to(gain.dtype)
         return to_x, None if ctx.added is None else to_delta, to_gain, to_shift, None, None
+
+
+@triton.jit
+def store_norm(value, live, d, h, weight, bias, eps, WIDTH: tl.constexpr):
+    """h[d] = norm of the fp32 `value`, whose elements outside `live` are 0; its mean and 1/std."""
+    mean = tl.sum(value, 0) / WIDTH
+    centred = tl.where(live, value - mean, 0.0)
+    sharpness = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / WIDTH + eps)
+    scale = tl.load(weight + d, mask=live, other=0.0).to(tl.float32)
+    shift = tl.load(bias + d, mask=live, other=0.0).to(tl.float32)
+    normed = centred * sharpness * scale + shift
+    tl.store(h + d, normed.to(h.dtype.element_ty), mask=live)
+    return mean, sharpness
 
 
 @triton.jit
@@ -89,13 +82,7 @@ def _forward_kernel(
     if ADDS:
         value += tl.load(delta + at, mask=live, other=0.0).to(tl.float32)
         tl.store(summed + at, value, mask=live)
-    mean = tl.sum(value, 0) / WIDTH
-    centred = tl.where(live, value - mean, 0.0)
-    sharpness = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / WIDTH + eps)
-    scale = tl.load(gain + d, mask=live, other=0.0)
-    moved = tl.load(shift + d, mask=live, other=0.0)
-    found = centred * sharpness * scale + moved
-    tl.store(normed + at, found.to(normed.dtype.element_ty), mask=live)
+    mean, sharpness = store_norm(value, live, d, normed + row * WIDTH, gain, shift, eps, WIDTH)
     tl.store(about + row, mean)
     tl.store(about + rows + row, sharpness)
 

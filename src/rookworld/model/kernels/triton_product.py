@@ -60,22 +60,12 @@ def product_parts(dense: Dense, x: Tensor) -> Tensor:
     across, piece = triton.cdiv(width, COLUMNS), PIECE
     while piece > LEAST_PIECE and across * triton.cdiv(inner, piece) < PROGRAMS:
         piece //= 2
-    parts = torch.empty(
-        triton.cdiv(inner, piece), rows, width, dtype=torch.float32, device=x.device
-    )
-    _part_kernel[(across, len(parts))](
-        x,
-        dense.weight,
-        parts,
-        rows,
-        inner,
-        width,
-        ROWS=_tile(rows),
-        COLUMNS=COLUMNS,
-        PIECE=piece,
-        num_warps=WARPS,
-        **early(x.device),
-    )
+    count = triton.cdiv(inner, piece)
+    parts = torch.empty(count, rows, width, dtype=torch.float32, device=x.device)
+    _part_kernel[(across, count)](
+        x, dense.weight, parts, rows, inner, width, ROWS=_tile(rows), COLUMNS=COLUMNS, PIECE=piece,
+        num_warps=WARPS, **early(x.device),
+    )  # fmt: skip
     return parts
 
 
@@ -84,20 +74,10 @@ def widened(dense: Dense, x: Tensor) -> Tensor:
     (rows, inner), width = x.shape, len(dense.weight)
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     _widen_kernel[(triton.cdiv(width, WIDE_COLUMNS),)](
-        x,
-        dense.weight,
-        dense.bias,
-        out,
-        rows,
-        inner,
-        width,
-        PIECES=triton.cdiv(inner, WIDE_PIECE),
-        ROWS=_tile(rows),
-        COLUMNS=WIDE_COLUMNS,
-        PIECE=WIDE_PIECE,
-        num_warps=WIDE_WARPS,
-        **early(x.device),
-    )
+        x, dense.weight, dense.bias, out, rows, inner, width,
+        PIECES=triton.cdiv(inner, WIDE_PIECE), ROWS=_tile(rows), COLUMNS=WIDE_COLUMNS,
+        PIECE=WIDE_PIECE, num_warps=WIDE_WARPS, **early(x.device),
+    )  # fmt: skip
     return out
 
 

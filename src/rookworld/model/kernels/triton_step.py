@@ -17,6 +17,7 @@ from torch import Tensor
 from rookworld.model.kernels.triton_attention import attend
 from rookworld.model.kernels.triton_choice import choose
 from rookworld.model.kernels.triton_launch import await_previous, begin, early
+from rookworld.model.kernels.triton_norm import store_norm
 from rookworld.model.kernels.triton_product import product_parts, suits, suits_widening, widened
 from rookworld.model.sampling.decode_batch import Batch
 from rookworld.model.sampling.decoder import Dense, Norm, Weights
@@ -57,9 +58,9 @@ def _logits(batch: Batch) -> Tensor:
 def _finish(x: Tensor, dense: Dense, seen: Tensor, h: Tensor, norm: Norm) -> None:
     """x += dense(seen); h = norm(x)."""
     if suits(seen):
-        _add_parts_norm(x, product_parts(dense, seen), dense.bias, h, norm)
+        _add_norm(x, product_parts(dense, seen), dense.bias, h, norm)
     else:
-        _add_norm(x, dense(seen), h, norm)
+        _add_norm(x, dense(seen)[None], None, h, norm)
 
 
 def _widen(dense: Dense, h: Tensor) -> Tensor:
@@ -75,66 +76,27 @@ def _embed_norm(batch: Batch, x: Tensor, h: Tensor, norm: Norm) -> None:
     weights: Weights = batch.weights
     rows, width = x.shape
     _embed_norm_kernel[(rows,)](
-        x,
-        h,
-        weights.wte,
-        weights.wpe,
-        batch.last,
-        batch.lengths,
-        batch.index,
-        norm.weight,
-        norm.bias,
-        norm.eps,
-        batch.shape.width,
-        weights.config.n_positions - 1,
-        WIDTH=width,
-        BLOCK=triton.next_power_of_2(width),
-        EARLY=early(x.device)["EARLY"],
+        x, h, weights.wte, weights.wpe, batch.last, batch.lengths, batch.index,
+        norm.weight, norm.bias, norm.eps, batch.shape.width, weights.config.n_positions - 1,
+        WIDTH=width, BLOCK=triton.next_power_of_2(width), EARLY=early(x.device)["EARLY"],
         num_warps=4,
-    )
+    )  # fmt: skip
 
 
-def _add_norm(x: Tensor, delta: Tensor, h: Tensor, norm: Norm) -> None:
-    """x += delta; h = norm(x)."""
-    rows, width = x.shape
-    _add_norm_kernel[(rows,)](
-        x,
-        delta,
-        h,
-        norm.weight,
-        norm.bias,
-        norm.eps,
-        WIDTH=width,
-        BLOCK=triton.next_power_of_2(width),
-        num_warps=4,
-        **early(x.device),
-    )
-
-
-def _add_parts_norm(x: Tensor, parts: Tensor, bias: Tensor, h: Tensor, norm: Norm) -> None:
+def _add_norm(x: Tensor, parts: Tensor, bias: Tensor | None, h: Tensor, norm: Norm) -> None:
     """x += the sum of parts + bias; h = norm(x)."""
     rows, width = x.shape
-    _add_parts_norm_kernel[(rows,)](
-        x,
-        parts,
-        bias,
-        h,
-        norm.weight,
-        norm.bias,
-        norm.eps,
-        rows * width,
-        PARTS=len(parts),
-        WIDTH=width,
-        BLOCK=triton.next_power_of_2(width),
-        num_warps=4,
-        **early(x.device),
-    )
+    _add_norm_kernel[(rows,)](
+        x, parts, x if bias is None else bias, h, norm.weight, norm.bias, norm.eps, rows * width,
+        PARTS=len(parts), BIASED=bias is not None, WIDTH=width,
+        BLOCK=triton.next_power_of_2(width), num_warps=4, **early(x.device),
+    )  # fmt: skip
 
 
 @triton.jit
-def _add_parts_norm_kernel(
-    x, parts, bias, h, weight, shift, eps, size,
-    PARTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+def _add_norm_kernel(
+    x, parts, bias, h, weight, shift, eps, size, PARTS: tl.constexpr, BIASED: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -142,24 +104,14 @@ def _add_parts_norm_kernel(
     live = d < WIDTH
     await_previous(EARLY)
     value = tl.load(x + row * WIDTH + d, mask=live, other=0.0).to(tl.float32)
-    value += tl.load(bias + d, mask=live, other=0.0).to(tl.float32)
+    if BIASED:
+        value += tl.load(bias + d, mask=live, other=0.0).to(tl.float32)
     for part in tl.static_range(PARTS):
-        value += tl.load(parts + part * size + row * WIDTH + d, mask=live, other=0.0)
+        at = parts + part * size + row * WIDTH + d
+        value += tl.load(at, mask=live, other=0.0).to(tl.float32)
     value = value.to(x.dtype.element_ty)
     tl.store(x + row * WIDTH + d, value, mask=live)
-    _store_norm(value.to(tl.float32), live, d, h + row * WIDTH, weight, shift, eps, WIDTH)
-
-
-@triton.jit
-def _store_norm(value, live, d, h, weight, bias, eps, WIDTH: tl.constexpr):
-    """h[d] = norm of the fp32 `value`, whose elements outside `live` are 0."""
-    mean = tl.sum(value, 0) / WIDTH
-    centred = tl.where(live, value - mean, 0.0)
-    spread = tl.sum(centred * centred, 0) / WIDTH
-    scale = tl.load(weight + d, mask=live, other=0.0).to(tl.float32)
-    shift = tl.load(bias + d, mask=live, other=0.0).to(tl.float32)
-    normed = centred * (1.0 / tl.sqrt(spread + eps)) * scale + shift
-    tl.store(h + d, normed.to(h.dtype.element_ty), mask=live)
+    store_norm(value.to(tl.float32), live, d, h + row * WIDTH, weight, shift, eps, WIDTH)
 
 
 @triton.jit
@@ -179,21 +131,4 @@ def _embed_norm_kernel(
     value += tl.load(wpe + position * WIDTH + d, mask=live, other=0.0).to(tl.float32)
     value = value.to(x.dtype.element_ty)
     tl.store(x + row * WIDTH + d, value, mask=live)
-    _store_norm(value.to(tl.float32), live, d, h + row * WIDTH, weight, bias, eps, WIDTH)
-
-
-@triton.jit
-def _add_norm_kernel(
-    x, delta, h, weight, bias, eps,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    begin(EARLY)
-    row = tl.program_id(0).to(tl.int64)
-    d = tl.arange(0, BLOCK)
-    live = d < WIDTH
-    await_previous(EARLY)
-    value = tl.load(x + row * WIDTH + d, mask=live, other=0.0).to(tl.float32)
-    value += tl.load(delta + row * WIDTH + d, mask=live, other=0.0).to(tl.float32)
-    value = value.to(x.dtype.element_ty)
-    tl.store(x + row * WIDTH + d, value, mask=live)
-    _store_norm(value.to(tl.float32), live, d, h + row * WIDTH, weight, bias, eps, WIDTH)
+    store_norm(value.to(tl.float32), live, d, h + row * WIDTH, weight, bias, eps, WIDTH)
