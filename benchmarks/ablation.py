@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rookworld.cli.door import main as rookworld
 from rookworld.data.sources import load_rows
-from rookworld.model.precision import passes_in
+from rookworld.model.precision import autocast_for
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder
 from rookworld.rl import credit, overlap
@@ -71,7 +71,7 @@ def pay_alike(
 ) -> dict[str, float]:
     """Every token of the true answer is paid 1, at ratio 1: the gradient of cross-entropy."""
     for micro in micros:
-        with torch.no_grad(), passes_in(settings.compute.dtype, learner.model.device):
+        with torch.no_grad(), autocast_for(settings.compute.dtype, learner.model.device):
             hidden = states(micro.batch, learner.model, None, None)
             micro.old_logp = policy_stats(micro, hidden, learner, settings).logp.float()
         micro.advantages = torch.ones_like(micro.batch.grid(micro.old_logp))

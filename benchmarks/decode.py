@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 
 from rookworld.model.gpt2 import GPT2, GPT2Config
-from rookworld.model.sampling.decoder import Layer, Weights
+from rookworld.model.inference import InferenceWeights, Layer
 from rookworld.model.sampling.sampler import Sampler, Samples, Sampling, sample
 from rookworld.model.weights import save_model
 
@@ -156,7 +156,7 @@ def cpu_greedy() -> Numbers:
     return {"greedy_ms_alone": alone, "greedy_ms_of_64": ms, "greedy_products_ms_of_64": least}
 
 
-def products(weights: Weights, prompts: int, new: int) -> None:
+def products(weights: InferenceWeights, prompts: int, new: int) -> None:
     """The matrix products of `prompts` answers and nothing else."""
 
     def block(layer: Layer, x: torch.Tensor) -> None:

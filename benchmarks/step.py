@@ -19,7 +19,7 @@ import torch
 
 from rookworld.data.sources import load_rows
 from rookworld.model.gpt2 import GPT2, GPT2Config
-from rookworld.model.precision import matrices_in
+from rookworld.model.precision import matrix_dtype
 from rookworld.model.sampling.sampler import sample
 from rookworld.model.weights import save_model
 from rookworld.pretrain.sources import pick_tokenizer
@@ -91,7 +91,7 @@ def measured_alone(
     totals = update.step_totals(micros, drawn.max_new_tokens)
     assert totals is not None, "a step without tokens"
 
-    dtype = matrices_in(settings.compute.dtype, state.learner.model.device)
+    dtype = matrix_dtype(settings.compute.dtype, state.learner.model.device)
 
     def decode() -> None:
         sample(

@@ -33,7 +33,7 @@ import torch
 
 from rookworld.data.sources import load_rows
 from rookworld.model.gpt2 import GPT2, GPT2Config
-from rookworld.model.precision import arithmetic
+from rookworld.model.precision import resolve_dtype
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder, save_model
 from rookworld.pretrain.sources import pick_tokenizer
@@ -82,7 +82,7 @@ def main(quick: bool = False, model: str = "nano") -> Numbers:
     with tempfile.TemporaryDirectory() as folder:
         case = Case(str(resolve_folder(model)), steps=2 if quick else 4)
         numbers = compared(case, "")
-        if arithmetic("fastest", torch.device("cpu")) == "bfloat16":
+        if resolve_dtype("fastest", torch.device("cpu")) == "bfloat16":
             quicker = compared(replace(case, dtype="fastest"), "_bf16")
             if "step_vs_trl" in numbers:
                 best = numbers["step_vs_trl"] * numbers["grpo_step_s"]
@@ -118,7 +118,7 @@ def compared(case: Case, suffix: str) -> Numbers:
     found = in_turns(sides, case)
     step = {side: numbers["step_s"] for side, numbers in found.items()}
     memory = {side: numbers["peak_mb"] for side, numbers in found.items()}
-    kind = arithmetic(case.dtype, torch.device(case.device))
+    kind = resolve_dtype(case.dtype, torch.device(case.device))
     shape = f"{case.batch} prompts × {case.k} samples × {case.new_tokens} tokens"
     print(f"{case.device}, {kind}: {shape}")
     for side in sides:
@@ -309,7 +309,7 @@ def trl(case: Case) -> None:
                 disable_dropout=True,
                 gradient_checkpointing=False,
                 shuffle_dataset=False,
-                bf16=arithmetic(case.dtype, device) == "bfloat16",
+                bf16=resolve_dtype(case.dtype, device) == "bfloat16",
                 use_cpu=not cuda,
                 dataloader_pin_memory=cuda,
                 save_strategy="no",

@@ -12,7 +12,7 @@ import torch
 from tokenizers import models
 from torch import Tensor
 
-from rookworld.grpo.expected_value import KnownWorths, expected_worth
+from rookworld.grpo.expected_value import ChoiceValues, expected_value
 from rookworld.grpo.kl import Draw
 from rookworld.model.tokenizer import END, Tokenizer, chess_tokenizer
 from rookworld.model.weights import load_model
@@ -34,7 +34,7 @@ def made(seed: int = 0) -> tuple[Tensor, Tensor]:
 
 LETTERS = {letter: number for number, letter in enumerate(("e", "2", "4", "Ġ", END))}
 PIECES = Tokenizer(tokenizers.Tokenizer(models.WordLevel(LETTERS, unk_token="e")))
-CHOICES = KnownWorths(
+CHOICES = ChoiceValues(
     rows=torch.tensor([1, 4]),
     ids=torch.tensor([[3, 7, 2], [5, 0, 0]]),
     worths=torch.tensor([[1.0, -0.5, 0.25], [2.0, 0.0, 0.0]]),
@@ -43,7 +43,7 @@ CHOICES = KnownWorths(
 
 def test_a_mean_worth_is_that_by_enumeration() -> None:
     hidden, head = made()
-    found = expected_worth(hidden, head, Draw(temperature=0.5), CHOICES)
+    found = expected_value(hidden, head, Draw(temperature=0.5), CHOICES)
     drawn = ((hidden @ head.T) / 0.5).softmax(-1)
     first = drawn[1, 3] - 0.5 * drawn[1, 7] + 0.25 * drawn[1, 2]
     assert torch.allclose(found, torch.stack([first, 2.0 * drawn[4, 5]]).float(), atol=1e-6)
@@ -52,16 +52,16 @@ def test_a_mean_worth_is_that_by_enumeration() -> None:
 def test_rows_keep_their_own_temperature_and_what_is_cut_off_is_never_drawn() -> None:
     hidden, head = made()
     temperature = torch.tensor([9.0, 0.5, 9.0, 9.0, 2.0, 9.0])
-    found = expected_worth(hidden, head, Draw(temperature=temperature), CHOICES)
+    found = expected_value(hidden, head, Draw(temperature=temperature), CHOICES)
     cold, hot = (
-        expected_worth(hidden, head, Draw(temperature=one), CHOICES)[place]
+        expected_value(hidden, head, Draw(temperature=one), CHOICES)[place]
         for place, one in enumerate((0.5, 2.0))
     )
     assert torch.allclose(found, torch.stack([cold, hot]))
     best = int((hidden[4] @ head.T).argmax())
-    only = expected_worth(hidden, head, Draw(top_k=1), CHOICES)[1]
+    only = expected_value(hidden, head, Draw(top_k=1), CHOICES)[1]
     assert float(only) == (2.0 if best == 5 else 0.0)
-    nucleus = expected_worth(hidden, head, Draw(top_p=0.01), CHOICES)[1]
+    nucleus = expected_value(hidden, head, Draw(top_p=0.01), CHOICES)[1]
     assert float(nucleus) == float(only)
 
 
@@ -69,7 +69,7 @@ def test_the_gradient_is_the_policy_gradient_without_its_noise() -> None:
     """Σ p(a) A(a) ∇log p(a), with what has no worth of its own at 0 and any baseline."""
     hidden, head = made(1)
     hidden.requires_grad_()
-    expected_worth(hidden, head, Draw(), CHOICES).sum().backward()  # type: ignore[no-untyped-call]
+    expected_value(hidden, head, Draw(), CHOICES).sum().backward()  # type: ignore[no-untyped-call]
     by_hand = torch.zeros_like(hidden)
     for row, ids, worths in zip(CHOICES.rows.tolist(), CHOICES.ids, CHOICES.worths, strict=True):
         worth = torch.zeros(VOCABULARY, dtype=torch.float64)
@@ -90,7 +90,7 @@ def test_advantages_of_choices_are_clipped(clip: float) -> None:
     hidden, head = made(2)
     hidden.requires_grad_()
     choices = replace(CHOICES, clip=clip)
-    expected_worth(hidden, head, Draw(), choices).sum().backward()  # type: ignore[no-untyped-call]
+    expected_value(hidden, head, Draw(), choices).sum().backward()  # type: ignore[no-untyped-call]
     by_hand = torch.zeros_like(hidden)
     for row, ids, worths in zip(CHOICES.rows.tolist(), CHOICES.ids, CHOICES.worths, strict=True):
         worth = torch.zeros(VOCABULARY, dtype=torch.float64)

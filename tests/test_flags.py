@@ -128,7 +128,7 @@ def watch_rules(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     owners: dict[Any, tuple[str, ...]] = {
         credit: ("group_advantages", "gae", "field_advantages"),
-        forward: ("Draw", "token_stats", "split_to_budget", "expected_worth"),
+        forward: ("Draw", "token_stats", "split_to_budget", "expected_value"),
         losses: ("policy_loss",),
     }
     for owner, names in owners.items():
@@ -148,7 +148,7 @@ BY_A_STEP: list[tuple[str, Callable[[dict[str, Any]], Any], Any]] = [
     ("--advantage-clip 2", lambda seen: seen["group_advantages"][0][2].advantage_clip, 2),
     ("--credit answer", lambda seen: "field_advantages" in seen, False),
     ("--credit outlook", lambda seen: seen["field_advantages"][1]["paid_by"], "outlook"),
-    ("--credit choices", lambda seen: "expected_worth" in seen, True),
+    ("--credit choices", lambda seen: "expected_value" in seen, True),
     ("--credit choices", lambda seen: seen["field_advantages"][1]["paid_by"], "outlook"),
     ("--loss gspo", lambda seen: seen["policy_loss"][0][2].loss, "gspo"),
     ("--clip-range 0.05", lambda seen: seen["policy_loss"][0][2].clip_range, 0.05),

@@ -12,7 +12,7 @@ from torch import Tensor
 from rookworld.model.attention import causal
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.kernels import cuda_graphs
-from rookworld.model.kernels.cuda_graphs import PassGraph, PassGraphs, Run, twin_of
+from rookworld.model.kernels.cuda_graphs import PassGraph, PassGraphs, Run
 from rookworld.rl.models import hold_still
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -173,7 +173,7 @@ def test_without_a_gradient_to_learn_from_a_replay_only_finds(recorded: type[Rer
 
 def test_a_twin_has_the_weights_and_no_place_in_the_models_graph() -> None:
     model = small_model()
-    twin = twin_of(model)
+    twin = alias_of(model)
     for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
         assert mine is not theirs and mine.data_ptr() == theirs.data_ptr()
     assert twin.lm_head.weight is twin.wte.weight

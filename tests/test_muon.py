@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from rookworld.model.gpt2 import GPT2, GPT2Config
-from rookworld.model.optim import StackedMuon, as_muon_sees
+from rookworld.model.optim import StackedMuon, muon_groups
 
 SHAPES = [(8, 8), (8, 8), (32, 8), (8, 32), (8, 8)]
 
@@ -44,7 +44,7 @@ def test_a_matrix_without_gradient_stays() -> None:
 
 def test_query_key_and_value_are_three_matrices_in_one_weight() -> None:
     model = GPT2(GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=2, n_head=2))
-    groups = as_muon_sees(model.named_parameters())
+    groups = muon_groups(model.named_parameters())
     fused = [group["params"] for group in groups if group["parts"] == 3]
     assert fused == [[block.get_parameter("attn.c_attn.weight") for block in model.h]]
     whole = nn.Parameter(torch.randn(24, 8, generator=torch.manual_seed(1)))

@@ -259,7 +259,7 @@ def test_ids_that_the_tokenizer_does_not_know_promise_nothing(tiny_folder: Path)
 
 
 def zip_vocabulary(tokenizer: Tokenizer, sign: str) -> list[tuple[str, bool]]:
-    held = tokenizer.holding(sign)
+    held = tokenizer.tokens_with(sign)
     return [(text, held[number]) for text, number in tokenizer.vocabulary().items()]
 
 

@@ -11,19 +11,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from rookworld.model import inference
 from rookworld.model.gpt2 import GPT2, GPT2Config
+from rookworld.model.inference import InferenceWeights
 from rookworld.model.kernels import cpu
-from rookworld.model.sampling import decode_graphs, decoder, sampler
-from rookworld.model.sampling.counter_rng import fold, row_keys, signed, waiting_times
-from rookworld.model.sampling.decode_batch import Batch, Mask, Shape, rounded_up
+from rookworld.model.sampling import decode_graphs, sampler
+from rookworld.model.sampling.counter_rng import exponential_noise, fold, row_keys, to_signed
+from rookworld.model.sampling.decode_batch import DecodeBatch, Mask, Shape, round_up
 from rookworld.model.sampling.decode_graphs import (
-    Eager,
+    EagerDecoder,
     Ids,
-    _Kept,
-    padded,
-    roomy,
+    _RecentlyUsed,
+    pad_prompts,
+    round_shape,
 )
-from rookworld.model.sampling.decoder import Weights
 from rookworld.model.sampling.sampler import Sampler, Samples, Sampling, sample
 from rookworld.model.sampling.token_choice import entropy_of, truncated_logits
 from rookworld.runtime.errors import ConfigError, ModelError
@@ -42,7 +43,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def model() -> GPT2:
-    """Weights large enough that the next token is neither certain nor anybody's guess."""
+    """InferenceWeights large enough that the next token is neither certain nor anybody's guess."""
     config = GPT2Config(vocab_size=VOCABULARY, n_positions=56, n_embd=32, n_layer=3, n_head=4)
     return _sharp(GPT2(config).init_weights(0))
 
@@ -223,13 +224,13 @@ def test_rows_stop_at_their_own_end_or_maximum(
     assert free.lengths.tolist() == [n for n in limits for _ in range(k)]
     end = int(free.tokens[free.tokens >= 0].mode().values)
     shapes: list[Shape] = []
-    make = Eager.batch
+    make = EagerDecoder.batch
 
-    def watched(self: Eager, shape: Shape, truncated: bool, random: bool) -> Batch:
+    def watched(self: EagerDecoder, shape: Shape, truncated: bool, random: bool) -> DecodeBatch:
         shapes.append(shape)
         return make(self, shape, truncated, random)
 
-    monkeypatch.setattr(Eager, "batch", watched)
+    monkeypatch.setattr(EagerDecoder, "batch", watched)
     samples = sample(model, prompts, k=k, settings=each, eos=end, seed=8)
     assert shapes[-1].rows < shapes[0].rows == len(prompts) * k
     assert 0 < int(samples.finished.sum()) < len(samples.finished)
@@ -371,13 +372,13 @@ def test_keys_are_splitmix64() -> None:
     """The generator's published first outputs for the seed 0."""
     first = fold(torch.zeros(1, dtype=torch.int64), torch.arange(3))
     published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
-    assert first.tolist() == [signed(value, 64) for value in published]
+    assert first.tolist() == [to_signed(value, 64) for value in published]
 
 
 def test_noise_is_exponential_and_rows_are_unrelated() -> None:
     keys = row_keys(0, 0, [*range(32)] * 2, [0] * 32 + [1] * 32)
     assert len(set(keys.tolist())) == 64
-    waits = waiting_times(keys, 4096)
+    waits = exponential_noise(keys, 4096)
     assert float(waits.min()) > 0
     assert float(waits.max()) < 23
     # Exp(1): mean 1, variance 1, P(wait < x) = 1 - e^-x, each within five standard errors.
@@ -395,7 +396,7 @@ def test_noise_is_exponential_and_rows_are_unrelated() -> None:
 
 def test_both_halves_of_a_key_count() -> None:
     keys = torch.tensor([5, 5 + (1 << 32), 5 + (1 << 63) - (1 << 62), 6])
-    assert len(set(waiting_times(keys, 8)[:, 0].tolist())) == 4
+    assert len(set(exponential_noise(keys, 8)[:, 0].tolist())) == 4
 
 
 def test_unpacked_weights_give_the_same(model: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,48 +406,48 @@ def test_unpacked_weights_give_the_same(model: GPT2, monkeypatch: pytest.MonkeyP
     _same(plain, list(range(8)), packed, list(range(8)))
 
 
-class _Roomy(Eager):
+class _Roomy(EagerDecoder):
     """Steps in the roomy buffers of a captured graph, run by hand."""
 
-    shrink_at = 0.5
+    compact_at = 0.5
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: InferenceWeights) -> None:
         super().__init__(weights)
         self.weights = weights
-        self.look_every, self.steps_ahead = 4, 1
+        self.check_every, self.steps_ahead = 4, 1
         self.shapes: list[Shape] = []
 
-    def batch(self, shape: Shape, truncated: bool, random: bool) -> Batch:
-        batch = super().batch(roomy(shape), truncated, random)
+    def batch(self, shape: Shape, truncated: bool, random: bool) -> DecodeBatch:
+        batch = super().batch(round_shape(shape), truncated, random)
         self.shapes.append(batch.shape)
         batch.cache.resize_own(batch.shape.new)
         return batch
 
-    def start(self, batch: Batch, prompts: Sequence[Ids], mask: Mask | None) -> None:
-        given = padded(prompts, batch.shape.groups, rounded_up(len(prompts[-1]), 16))
-        logits = decoder.prefill(self.weights, batch.cache, 0, *given)
+    def start(self, batch: DecodeBatch, prompts: Sequence[Ids], mask: Mask | None) -> None:
+        given = pad_prompts(prompts, batch.shape.groups, round_up(len(prompts[-1]), 16))
+        logits = inference.prefill(self.weights, batch.cache, 0, *given)
         batch.choose(logits.repeat_interleave(batch.shape.width, 0))
 
-    def step(self, batch: Batch, slot: int, mask: Mask | None) -> None:
+    def step(self, batch: DecodeBatch, slot: int, mask: Mask | None) -> None:
         batch.choose(batch.logits(slot))
 
 
 def test_roomy_buffers_change_nothing(model: GPT2) -> None:
     each = [replace(WARM, max_new_tokens=n) for n in (3, 18, 16, 4, 2)]
     eager, captured = Sampler(model), Sampler(model)
-    captured.stepper = stepper = _Roomy(captured.weights)
+    captured.decoder = decoder = _Roomy(captured.weights)
     ask = {"k": 3, "settings": each, "eos": 9, "seed": 4}
     expected = eager.sample(MIXED[:5], **ask)  # type: ignore[arg-type]
     for _ in range(2):  # the second time in buffers that hold the first
         samples = captured.sample(MIXED[:5], **ask)  # type: ignore[arg-type]
         _same(samples, list(range(15)), expected, list(range(15)))
         assert torch.equal(samples.finished, expected.finished)
-    assert stepper.shapes[0] == (6, 3, 64, 32)
-    assert len(set(stepper.shapes)) > 1
+    assert decoder.shapes[0] == (6, 3, 64, 32)
+    assert len(set(decoder.shapes)) > 1
 
 
 def test_few_shapes_serve_many_sizes() -> None:
-    groups = [roomy(Shape(n, 1, 1, 1)).groups for n in range(1, 26)]
+    groups = [round_shape(Shape(n, 1, 1, 1)).groups for n in range(1, 26)]
     assert sorted(set(groups)) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
     assert all(wide >= n for n, wide in enumerate(groups, 1))
 
@@ -504,7 +505,9 @@ def test_cuda_graphs_see_an_update(model: GPT2, dtype: torch.dtype) -> None:
 def test_a_few_are_kept_and_more_while_they_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_graphs, "BATCHES_KEPT", 2)
     made: list[int] = []
-    kept = _Kept(lambda shape, *_: made.append(shape.groups), lambda shape: shape.groups, 10)
+    kept = _RecentlyUsed(
+        lambda shape, *_: made.append(shape.groups), lambda shape: shape.groups, 10
+    )
     for groups in (4, 3, 4, 3, 2, 4, 5, 4, 3, 20, 3, 20, 30, 20, 3):
         kept[Shape(groups, 1, 1, 1), False, False]
     assert made == [4, 3, 2, 5, 3, 20, 30, 3]

@@ -64,7 +64,7 @@ def _both(frozen_head: bool = False) -> list[tuple[TokenStats, list[Tensor | Non
 def test_numbers_and_gradients_are_those_of_plain_torch(
     monkeypatch: pytest.MonkeyPatch, rows_at_once: int
 ) -> None:
-    width = len(triton_scores.roomy(_inputs()[1], torch.float32))
+    width = len(triton_scores.pad_vocabulary(_inputs()[1], torch.float32))
     monkeypatch.setattr(triton_scores, "CHUNK_BYTES", rows_at_once * 2 * width * 4)
     (plain, slopes), (fused, fused_slopes) = _both()
     for name in ("logp", "entropy", "kl", "ref_logp"):

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from rookworld.model.gpt2 import GPT2, GPT2Config
-from rookworld.model.sampling.decode_batch import Batch, Mask, Shape
-from rookworld.model.sampling.decode_graphs import Eager, roomy
-from rookworld.model.sampling.decoder import Dense, Norm, Weights, _attend_parts
+from rookworld.model.inference import Dense, InferenceWeights, Norm, _attend_parts
+from rookworld.model.sampling.decode_batch import DecodeBatch, Mask, Shape
+from rookworld.model.sampling.decode_graphs import EagerDecoder, round_shape
 from rookworld.model.sampling.sampler import Sampler, Sampling
 
 pytest.importorskip("triton")
@@ -42,7 +42,7 @@ def one_thread() -> Iterator[None]:
 
 
 def _sharp(model: GPT2) -> GPT2:
-    """Weights large enough that the next token is neither certain nor anybody's guess."""
+    """InferenceWeights large enough that the next token is neither certain nor anybody's guess."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 2:
@@ -56,7 +56,7 @@ def _model(heads: int = 2, size: int = 16) -> GPT2:
     return _sharp(GPT2(config).init_weights(0))
 
 
-def _as_on_cuda(batch: Batch, dtype: torch.dtype | None = None) -> Batch:
+def _as_on_cuda(batch: DecodeBatch, dtype: torch.dtype | None = None) -> DecodeBatch:
     """The batch with the layout its cache has on CUDA, and all of its own slots."""
     cache = batch.cache
     cache.resize_own(batch.shape.new)
@@ -90,8 +90,8 @@ def test_attention_is_one_softmax(
     plan = triton_attention.Plan(rows, prefix=32, own=64, warps=4, stages=1, splits=splits)
     monkeypatch.setattr(triton_attention, "plan", lambda batch: plan)
     generator = torch.Generator().manual_seed(0)
-    weights = Weights(_model(2, size))
-    batch = _as_on_cuda(Batch(weights, shape, truncated=False, random=True), dtype)
+    weights = InferenceWeights(_model(2, size))
+    batch = _as_on_cuda(DecodeBatch(weights, shape, truncated=False, random=True), dtype)
     cache, layer = batch.cache, 1
     for part in (cache.prefix_keys, cache.prefix_values, cache.own_keys, cache.own_values):
         part.copy_(torch.randn(part.shape, generator=generator))
@@ -125,7 +125,9 @@ def _given(qkv: Tensor, seen: Tensor, parts: int) -> tuple[Tensor, ...]:
     return torch.stack(pieces), seen, bias
 
 
-def _expected(batch: Batch, layer: int, qkv: Tensor, index: int, lengths: list[int]) -> Tensor:
+def _expected(
+    batch: DecodeBatch, layer: int, qkv: Tensor, index: int, lengths: list[int]
+) -> Tensor:
     """The same by `_attend_parts`, group by group in fp32; checks what was written on the way."""
     shape, cache = batch.shape, batch.cache
     query, key, value = (
@@ -146,22 +148,22 @@ def _expected(batch: Batch, layer: int, qkv: Tensor, index: int, lengths: list[i
     return torch.cat(seen).transpose(1, 2).reshape(shape.rows, -1)
 
 
-class _Kernels(Eager):
+class _Kernels(EagerDecoder):
     """The Triton step launched by hand: roomy buffers in CUDA's layout."""
 
-    shrink_at = 0.5
+    compact_at = 0.5
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: InferenceWeights) -> None:
         super().__init__(weights)
-        self.look_every, self.steps_ahead = 4, 1
+        self.check_every, self.steps_ahead = 4, 1
         self.shapes: set[Shape] = set()
 
-    def batch(self, shape: Shape, truncated: bool, random: bool) -> Batch:
-        batch = _as_on_cuda(super().batch(roomy(shape), truncated, random))
+    def batch(self, shape: Shape, truncated: bool, random: bool) -> DecodeBatch:
+        batch = _as_on_cuda(super().batch(round_shape(shape), truncated, random))
         self.shapes.add(batch.shape)
         return batch
 
-    def step(self, batch: Batch, slot: int, mask: Mask | None) -> None:
+    def step(self, batch: DecodeBatch, slot: int, mask: Mask | None) -> None:
         triton_step.advance(batch)
 
 
@@ -177,7 +179,9 @@ class _Kernels(Eager):
 def test_programs_share_rows_where_few_would_walk_through_many_slots(
     shape: Shape, dtype: torch.dtype, programs: int, splits: int
 ) -> None:
-    batch = _as_on_cuda(Batch(Weights(_model(12, 16)), shape, truncated=False, random=True), dtype)
+    batch = _as_on_cuda(
+        DecodeBatch(InferenceWeights(_model(12, 16)), shape, truncated=False, random=True), dtype
+    )
     plan = triton_attention.plan(batch)
     assert shape.groups * -(-shape.width // plan.rows) * 12 == programs
     assert plan.splits == splits
@@ -207,7 +211,7 @@ def test_the_kernels_draw_what_torch_draws(
     ids = [torch.randint(61, (n,), generator=generator).tolist() for n in (7, 19, 1, 35)]
     model = _model()
     plain, kernels = Sampler(model, graph=False), Sampler(model, graph=False)
-    kernels.stepper = stepper = _Kernels(kernels.weights)
+    kernels.decoder = decoder = _Kernels(kernels.weights)
     ask: dict[str, Any] = {"k": k, "settings": kinds, "eos": 9, "seed": 4}
     expected = plain.sample(ids, **ask)
     samples = kernels.sample(ids, **ask)
@@ -216,12 +220,12 @@ def test_the_kernels_draw_what_torch_draws(
     assert torch.equal(samples.finished, expected.finished)
     torch.testing.assert_close(samples.logp, expected.logp, atol=1e-4, rtol=0)
     torch.testing.assert_close(samples.entropy, expected.entropy, atol=1e-3, rtol=0)
-    assert k != 3 or len(stepper.shapes) > 1
+    assert k != 3 or len(decoder.shapes) > 1
 
 
 def test_equal_scores_go_to_the_least_id() -> None:
-    weights = Weights(_model())
-    batch = Batch(weights, Shape(1, 3, 16, 16), truncated=False, random=False)
+    weights = InferenceWeights(_model())
+    batch = DecodeBatch(weights, Shape(1, 3, 16, 16), truncated=False, random=False)
     batch.rows.done.fill_(False)
     batch.rows.limits.fill_(16)
     batch.eos.fill_(-1)

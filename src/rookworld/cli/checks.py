@@ -75,7 +75,7 @@ def overfit(args: list[str]) -> int:
 
 def inspect(args: list[str]) -> int:
     """`rookworld inspect`: one batch, answers side by side with the truth and every part."""
-    from rookworld.model.precision import matrices_in
+    from rookworld.model.precision import matrix_dtype
     from rookworld.rl.state import new_state, sampling
     from rookworld.rollout.collector import Collector
     from rookworld.runtime.distributed import start
@@ -91,7 +91,7 @@ def inspect(args: list[str]) -> int:
             settings.seed,
             settings.rewards,
             judge,
-            dtype=matrices_in(settings.compute.dtype, state.learner.model.device),
+            dtype=matrix_dtype(settings.compute.dtype, state.learner.model.device),
         )
         groups = collector.groups(state.prompts.take(settings.batch_size), 0, 1.0)
     for group in groups:

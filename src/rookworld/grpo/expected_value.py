@@ -17,7 +17,7 @@ from rookworld.model.sampling.token_choice import truncated_logits
 
 
 @dataclass(frozen=True)
-class KnownWorths:
+class ChoiceValues:
     """Rows of a pass that chose between known things; worths are advantages."""
 
     rows: Tensor
@@ -30,7 +30,7 @@ class KnownWorths:
     """How far a worth may be from the mean of its row; 0: as far as it is."""
 
 
-def expected_worth(hidden: Tensor, head: Tensor, draw: Draw, choices: KnownWorths) -> Tensor:
+def expected_value(hidden: Tensor, head: Tensor, draw: Draw, choices: ChoiceValues) -> Tensor:
     """[n] mean worth of what the rows of `choices` may draw."""
     logits = F.linear(hidden[choices.rows], head)
     part = draw.rows(choices.rows)

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rookworld.grpo.settings import KLSettings
-from rookworld.grpo.token_stats import PlainScores
+from rookworld.grpo.token_stats import PlainTokenStats
 from rookworld.model.kernels.dispatch import on_one_gpu
 from rookworld.model.sampling.token_choice import entropy_of, truncated_logits
 
@@ -162,7 +162,7 @@ def stats_from_logits(
 
 
 def _plain_stats(logits: Tensor, ref_logits: Tensor, ids: Tensor) -> TokenStats:
-    apply: Callable[..., tuple[Tensor, ...]] = PlainScores.apply
+    apply: Callable[..., tuple[Tensor, ...]] = PlainTokenStats.apply
     logp, entropy, kl, ref_logp = apply(logits, ref_logits, ids)
     return TokenStats(logp=logp, entropy=entropy, kl=kl, ref_logp=ref_logp)
 

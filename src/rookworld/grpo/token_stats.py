@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-class PlainScores(torch.autograd.Function):
+class PlainTokenStats(torch.autograd.Function):
     """(logits, ref_logits [rows, V], ids [rows]) -> logp, entropy, kl, ref_logp [rows]."""
 
     @staticmethod

@@ -20,7 +20,7 @@ from rookworld.model.kernels import cpu
 from rookworld.runtime.errors import ModelError
 
 if TYPE_CHECKING:
-    from rookworld.model.sampling.decoder import Dense, Layer, Weights
+    from rookworld.model.inference import Dense, InferenceWeights, Layer
 
 
 class BlockOutputs(NamedTuple):
@@ -126,7 +126,7 @@ class ActivationStore:
             )
 
     @contextmanager
-    def recording(self, weights: Weights) -> Iterator[None]:
+    def recording(self, weights: InferenceWeights) -> Iterator[None]:
         """Have all linear layers record; whoever feeds tokens then says which they were."""
         self._record_next(weights)
         try:
@@ -134,10 +134,12 @@ class ActivationStore:
         finally:
             weights.record(False, separate_gelu=False)
 
-    def _record_next(self, weights: Weights) -> None:
+    def _record_next(self, weights: InferenceWeights) -> None:
         weights.record(not self.full, separate_gelu=True)
 
-    def add_prompts(self, weights: Weights, places: Sequence[int], lengths: Tensor) -> None:
+    def add_prompts(
+        self, weights: InferenceWeights, places: Sequence[int], lengths: Tensor
+    ) -> None:
         """Keep the pass of the request's prompts at `places`, which were fed some at a time."""
         if self.full:
             return
@@ -152,7 +154,7 @@ class ActivationStore:
             self._append([*outputs, _recorded_at_ends(last, part, ends[part])])
         self._record_next(weights)
 
-    def add_tokens(self, weights: Weights, slot: int, completions: Tensor) -> None:
+    def add_tokens(self, weights: InferenceWeights, slot: int, completions: Tensor) -> None:
         """Keep the pass of one token of each of the request's `completions`, at their `slot`."""
         if self.full:
             return

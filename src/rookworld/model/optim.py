@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 
 class StackedMuon(torch.optim.Muon):
-    """Momentum, orthogonalised by Newton-Schulz, for all matrices of one shape together."""
+    """Momentum, orthogonalize by Newton-Schulz, for all matrices of one shape together."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -41,7 +41,7 @@ class StackedMuon(torch.optim.Muon):
             wanted = torch._foreach_lerp(gradients, momenta, group["momentum"])
         stacked = torch.stack(wanted)
         parts = stacked.view(len(stacked) * group.get("parts", 1), -1, stacked.shape[2])
-        updates = orthogonalised(parts, group["ns_coefficients"], group["ns_steps"], group["eps"])
+        updates = orthogonalize(parts, group["ns_coefficients"], group["ns_steps"], group["eps"])
         lr = float(group["lr"])
         rate = lr * 0.2 * math.sqrt(max(parts.shape[1:]))
         torch._foreach_mul_(matrices, 1 - lr * group["weight_decay"])
@@ -56,7 +56,7 @@ class StackedMuon(torch.optim.Muon):
         return momentum
 
 
-def orthogonalised(
+def orthogonalize(
     stacked: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
 ) -> Tensor:
     """The nearest half-orthogonal matrices [n, a, b], roughly, by a quintic iteration."""
@@ -71,11 +71,11 @@ def orthogonalised(
     return found.mT if tall else found
 
 
-def muon_of(
+def build_muon(
     named: Iterable[tuple[str, nn.Parameter]], lr: float, weight_decay: float
 ) -> StackedMuon:
     """Muon for a GPT-2's block matrices, with steps as large as AdamW's at the same rate."""
-    groups = as_muon_sees(named)
+    groups = muon_groups(named)
     return StackedMuon(groups, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
 
 
@@ -91,7 +91,7 @@ def build_optimizers(
     fused: bool = False,
 ) -> list[torch.optim.Optimizer]:
     """AdamW for `groups`; with `muon`, Muon for the block matrices among `named` instead."""
-    made = [muon_of(named, lr, weight_decay)] if muon else []
+    made = [build_muon(named, lr, weight_decay)] if muon else []
     taken = {weight for one in made for group in one.param_groups for weight in group["params"]}
     rest = [
         {**group, "params": [p for p in group["params"] if p.requires_grad and p not in taken]}
@@ -108,7 +108,7 @@ def build_optimizers(
     return [adam, *made]
 
 
-def as_muon_sees(named: Iterable[tuple[str, nn.Parameter]]) -> list[dict[str, Any]]:
+def muon_groups(named: Iterable[tuple[str, nn.Parameter]]) -> list[dict[str, Any]]:
     """Groups of a GPT-2's block matrices; query, key and value are three in one weight."""
     matrices = [(n, w) for n, w in named if n.startswith("h.") and w.ndim == 2 and w.requires_grad]
     fused = [weight for name, weight in matrices if name.endswith("c_attn.weight")]

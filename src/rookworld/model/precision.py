@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 
-def arithmetic(dtype: str, device: torch.device) -> str:
+def resolve_dtype(dtype: str, device: torch.device) -> str:
     """`float32` or `bfloat16`, whatever was asked for.
 
     `auto` is bfloat16 on CUDA and float32 elsewhere; `fastest` is bfloat16 also on processors that
@@ -28,13 +28,13 @@ def _multiplies_bfloat16() -> bool:
     return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 
 
-def matrices_in(dtype: str, device: torch.device) -> torch.dtype:
+def matrix_dtype(dtype: str, device: torch.device) -> torch.dtype:
     """What a sampler's copy of the matrices is kept in: it multiplies as the passes do."""
-    return torch.bfloat16 if arithmetic(dtype, device) == "bfloat16" else torch.float32
+    return torch.bfloat16 if resolve_dtype(dtype, device) == "bfloat16" else torch.float32
 
 
-def passes_in(dtype: str, device: torch.device) -> AbstractContextManager[Any]:
+def autocast_for(dtype: str, device: torch.device) -> AbstractContextManager[Any]:
     """The context a forward pass runs in."""
-    if arithmetic(dtype, device) == "float32":
+    if resolve_dtype(dtype, device) == "float32":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)

@@ -105,7 +105,7 @@ class Tokenizer:
         vocabulary: dict[str, int] = self._core.get_vocab()
         return vocabulary
 
-    def holding(self, sign: str) -> list[bool]:
+    def tokens_with(self, sign: str) -> list[bool]:
         """For each id whether its token has this character in it."""
         held = [False] * self.vocab_size
         for text, number in self.vocabulary().items():

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from rookworld.model.gpt2 import GPT2
-from rookworld.model.precision import passes_in
+from rookworld.model.precision import autocast_for
 from rookworld.pretrain.dataset import PROMPT, STATE, TokenizedRows, select_rows
 from rookworld.runtime.errors import DataError
 
@@ -51,7 +51,7 @@ def worst_losses(
         ids = torch.from_numpy(packed.tokens[rows, :width].astype(np.int64)).to(device)
         answers = torch.from_numpy(packed.fields[rows, 1:width] != PROMPT).to(device)
         places = F.pad(answers, (0, 1)).flatten().nonzero().squeeze(1)
-        with passes_in("auto", device):
+        with autocast_for("auto", device):
             logits = model.logits(model(ids, rows=places)).float()
         targets = ids.flatten()[places + 1]
         losses = F.cross_entropy(logits, targets, reduction="none")

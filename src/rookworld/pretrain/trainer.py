@@ -31,7 +31,7 @@ from rookworld.model.lifecycle import (
     save_run,
 )
 from rookworld.model.optim import build_optimizers
-from rookworld.model.precision import passes_in
+from rookworld.model.precision import autocast_for
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.pretrain.batches import Source, sources_on_device, step_batches, symmetry_tables
@@ -198,7 +198,7 @@ def update(
     sums = torch.zeros(4, device=device)
     table = field_weights(settings, device)
     for micro in step_batches(state.step, state.tokenizer, sources, symmetries, settings, device):
-        with passes_in(settings.machine.dtype, device):
+        with autocast_for(settings.machine.dtype, device):
             loss, counts = micro_loss(model, micro, table, settings.repeat_weight)
         loss.backward()  # type: ignore[no-untyped-call]
         sums += torch.stack([loss.detach(), *counts])

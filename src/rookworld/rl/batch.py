@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rookworld.grpo.list_targets import ListTargets
 from rookworld.model.attention import Attend, shared_prefix_attention
-from rookworld.model.sampling.decode_batch import rounded_up
+from rookworld.model.sampling.decode_batch import round_up
 from rookworld.rollout.types import Prompt
 
 PAD_MULTIPLE = 16
@@ -115,9 +115,9 @@ def shared_prefix_batch(
 ) -> SharedPrefixBatch:
     """Groups of one K side by side, prompts and answers padded to a multiple."""
     device = groups[0].tokens.device
-    head = rounded_up(max(len(group.prompt.ids) for group in groups), multiple)
+    head = round_up(max(len(group.prompt.ids) for group in groups), multiple)
     # the last sampled token predicts nothing
-    tail = rounded_up(max(group.tokens.shape[1] for group in groups) - 1, multiple)
+    tail = round_up(max(group.tokens.shape[1] for group in groups) - 1, multiple)
     asked = [group.prompt.ids for group in groups]
     # each prompt behind the number of its tokens, so that one copy brings both
     table = torch.tensor([[len(ids), *ids, *[eos] * (head - len(ids))] for ids in asked])
@@ -231,9 +231,9 @@ def split_to_budget(
     narrowest = longest = 0
     for group in sorted(groups, key=size):
         width, prompt, _ = size(group)
-        head = rounded_up(max(longest, prompt), multiple)
+        head = round_up(max(longest, prompt), multiple)
         # an answer's last token is never fed
-        line = head + len(group.lengths) * rounded_up(width - 1, multiple)
+        line = head + len(group.lengths) * round_up(width - 1, multiple)
         if batches and width <= 2 * narrowest and (len(batches[-1]) + 1) * line <= budget:
             batches[-1].append(group)
             longest = max(longest, prompt)

@@ -27,11 +27,11 @@ from rookworld.grpo.advantages import (
     scaled_advantages,
     task_sums,
 )
-from rookworld.grpo.expected_value import KnownWorths
+from rookworld.grpo.expected_value import ChoiceValues
 from rookworld.grpo.kl import k1_penalty
 from rookworld.grpo.settings import AdvantageSettings
 from rookworld.model import sharding
-from rookworld.model.precision import passes_in
+from rookworld.model.precision import autocast_for
 from rookworld.rl.batch import pad_stack, to_device
 from rookworld.rl.forward import MicroBatch, reference_logp, states
 from rookworld.rl.models import Learner
@@ -149,7 +149,7 @@ def set_choices(
     lengths = torch.cat([one.lengths for one in micro.groups])
     starts, device = lengths.cumsum(0) - lengths, lengths.device
     table = torch.from_numpy(np.repeat(np.arange(len(found)), counts))
-    micro.choices = KnownWorths(
+    micro.choices = ChoiceValues(
         rows=starts[to_device(sequences, device)] + to_device(places, device),
         ids=to_device(ids, device)[to_device(table, device)],
         worths=to_device((worths / divisor[group]).float(), device),
@@ -215,7 +215,7 @@ def set_gae(
     raw, off = list[Tensor](), torch.zeros(2, 3, dtype=torch.float64)
     missing = sharding.missing_passes(learner.model, len(micros))
     for micro, values in zip(micros, centred, strict=True):
-        with torch.no_grad(), passes_in(settings.compute.dtype, micro.old_logp.device):
+        with torch.no_grad(), autocast_for(settings.compute.dtype, micro.old_logp.device):
             hidden = states(micro.batch, learner.model, learner.graphs, micro.known_outputs())
             predicted = learner.value_head(hidden)
         grid = micro.batch.grid(predicted.float())

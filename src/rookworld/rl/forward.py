@@ -12,15 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rookworld.grpo.expected_value import KnownWorths, expected_worth
+from rookworld.grpo.expected_value import ChoiceValues, expected_value
 from rookworld.grpo.kl import EXACT, Draw, TokenStats, k3, token_stats
-from rookworld.model import sharding
+from rookworld.model import inference, sharding
 from rookworld.model.activation_reuse import ActivationStore, BlockOutputs
 from rookworld.model.attention import shared_prefix_attention
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.kernels.cuda_graphs import PassGraphs
-from rookworld.model.precision import matrices_in, passes_in
-from rookworld.model.sampling import decoder
+from rookworld.model.precision import autocast_for, matrix_dtype
 from rookworld.rl.batch import (
     Answered,
     SharedPrefixBatch,
@@ -53,7 +52,7 @@ class MicroBatch:
     advantages: Tensor | None = None
     """[answers] or [answers, tokens]."""
     returns: Tensor | None = None
-    choices: KnownWorths | None = None
+    choices: ChoiceValues | None = None
     """Rows that learn from everything they could have chosen; their advantages are 0."""
     anchor: bool = False
     """Whether its tokens are held to the reference and learn nothing else."""
@@ -191,10 +190,12 @@ def reference_pass(batch: SharedPrefixBatch, learner: Learner, settings: TrainSe
     """The reference's states for each sampled token, wherever the reference lives."""
     reference = learner.reference
     batch = batch.to(reference.device)
-    ready = learner.packed_reference(matrices_in(settings.compute.dtype, reference.device))
+    ready = learner.packed_reference(matrix_dtype(settings.compute.dtype, reference.device))
     if ready is not None:
-        return decoder.states(ready, batch.ids, batch.positions, batch.attend, batch.sources)
-    with passes_in(settings.compute.dtype, reference.device):
+        return inference.hidden_states(
+            ready, batch.ids, batch.positions, batch.attend, batch.sources
+        )
+    with autocast_for(settings.compute.dtype, reference.device):
         return states(batch, reference, learner.ref_graphs)
 
 
@@ -219,7 +220,7 @@ def expected_values(micro: MicroBatch, hidden: Tensor, learner: Learner) -> Tens
     choices = micro.choices
     if choices is None:
         return None
-    found = expected_worth(hidden, learner.model.lm_head.weight, micro.draw, choices)
+    found = expected_value(hidden, learner.model.lm_head.weight, micro.draw, choices)
     return torch.zeros_like(micro.old_logp).index_put((choices.rows,), found)
 
 
@@ -230,7 +231,7 @@ def reference_logp(micro: MicroBatch, learner: Learner, settings: TrainSettings)
     temperature = micro.draw.temperature
     if isinstance(temperature, Tensor):
         temperature = temperature.to(there)
-    with passes_in(settings.compute.dtype, there):
+    with autocast_for(settings.compute.dtype, there):
         stats = token_stats(
             micro.ref_hidden,
             learner.reference.lm_head.weight,

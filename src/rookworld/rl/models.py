@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from rookworld.model import sharding
 from rookworld.model.gpt2 import GPT2
+from rookworld.model.inference import Weights
 from rookworld.model.kernels import cpu_products
 from rookworld.model.kernels.cuda_graphs import PassGraphs
 from rookworld.model.optim import build_optimizers
-from rookworld.model.sampling.decoder import Weights
 from rookworld.model.weights import load_model
 from rookworld.rl.settings import TrainSettings
 from rookworld.runtime import distributed

@@ -15,7 +15,7 @@ import torch
 
 from rookworld.grpo.schedule import FALLS, ramp
 from rookworld.model.activation_reuse import ActivationStore
-from rookworld.model.precision import matrices_in
+from rookworld.model.precision import matrix_dtype
 from rookworld.rl import forward, update
 from rookworld.rl.metrics import Clock
 from rookworld.rl.scratch import StepScratch
@@ -55,7 +55,7 @@ def collect_groups(
         by_choice=settings.advantages.credit == "choices" and not settings.advantages.gae,
         usual=state.usual.now,
         activations=activations,
-        dtype=matrices_in(settings.compute.dtype, state.learner.whole.device),
+        dtype=matrix_dtype(settings.compute.dtype, state.learner.whole.device),
         workers=scorers,
         clock=clock.lap,
     )

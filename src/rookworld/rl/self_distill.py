@@ -31,9 +31,9 @@ from rookworld.grpo.list_targets import (
     power_logits,
 )
 from rookworld.model.kernels.cuda_graphs import memory_of
-from rookworld.model.precision import matrices_in, passes_in
-from rookworld.model.sampling.counter_rng import row_keys, waiting_times
-from rookworld.model.sampling.decode_batch import rounded_up
+from rookworld.model.precision import autocast_for, matrix_dtype
+from rookworld.model.sampling.counter_rng import exponential_noise, row_keys
+from rookworld.model.sampling.decode_batch import round_up
 from rookworld.model.sampling.sampler import ROWS_AT_ONCE, Sampling, sample
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.rl.batch import (
@@ -157,12 +157,12 @@ def teacher_lists(
         seed=settings.seed + SEED,
         keys=[key * SIDES + side for key, side in zip(keys, images.sides.tolist(), strict=True)],
         rows_at_once=lists_at_once(device),
-        dtype=matrices_in(settings.compute.dtype, device),
+        dtype=matrix_dtype(settings.compute.dtype, device),
     )
     lists = samples.tokens.view(len(images.ids), count, -1)
     # the last token is never fed; half the usual multiple, since lists are short
     multiple = max(1, pad_multiple(device) // 2)
-    short = rounded_up(lists.shape[2] - 1, multiple) + 1 - lists.shape[2]
+    short = round_up(lists.shape[2] - 1, multiple) + 1 - lists.shape[2]
     return F.pad(lists, (0, short), value=tokenizer.eos), samples.lengths.view(
         len(images.ids), count
     )
@@ -178,7 +178,7 @@ def lists_at_once(device: torch.device) -> int:
 def list_frequencies(batch: SharedPrefixBatch, learner: Learner, settings: TrainSettings) -> Tensor:
     """[images, 2, vocabulary] how often an id is first in a list, and anywhere; mean over lists."""
     reference = learner.reference
-    with passes_in(settings.compute.dtype, reference.device):
+    with autocast_for(settings.compute.dtype, reference.device):
         hidden = states(batch, reference)
         logits = F.linear(hidden, reference.lm_head.weight).float()
     found = logits.new_zeros(2 * len(batch.heads), logits.shape[1])
@@ -255,7 +255,7 @@ class Distiller:
         for at in range(0, len(new), POSITIONS_AT_ONCE):
             self.introduce(new[at : at + POSITIONS_AT_ONCE], workers)
         tokens = int(self.lengths[numbers].max()) + MOST_MOVES - 1
-        tokens = rounded_up(tokens, pad_multiple(self.device))
+        tokens = round_up(tokens, pad_multiple(self.device))
         most = max(1, self.settings.compute.micro_tokens // tokens)
         parts = -(-len(places) // most)
         # all of one size or one less: a pass whose size comes back can be recorded
@@ -348,7 +348,7 @@ class Distiller:
             for one in (numbers, self.lengths[numbers], self.sides[numbers])
         )
         keys = row_keys(self.settings.seed + SEED, 1, places, np.zeros_like(places))
-        waits = waiting_times(to_device(keys, self.device), 1 + 2 * MOVES_KEPT)
+        waits = exponential_noise(to_device(keys, self.device), 1 + 2 * MOVES_KEPT)
         side = torch.minimum((sides * torch.exp(-waits[:, 0])).long(), sides - 1)
         names = to_device(torch.from_numpy(token_permutations(self.tokenizer)), self.device)
         moves, found = self.moves[here].long(), self.frequencies[here]

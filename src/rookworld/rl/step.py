@@ -16,7 +16,7 @@ from rookworld.grpo.decisions import Restore, Ruling, Skip, StepHealth, Stop
 from rookworld.grpo.loss import StepTotals
 from rookworld.grpo.schedule import lr_multiplier
 from rookworld.model import sharding
-from rookworld.model.precision import arithmetic
+from rookworld.model.precision import resolve_dtype
 from rookworld.rl import credit, forward, update
 from rookworld.rl.forward import MicroBatch
 from rookworld.rl.metrics import (
@@ -142,7 +142,7 @@ def invalid_rewards(collected: Collected, step: int) -> list[dict[str, Any]]:
 def check_start(found: Gradient, settings: TrainSettings, device: torch.device) -> None:
     """Before the first update policy, sampler and reference are one model, or something is off."""
     gap = float(found.ratio.gap / found.ratio.tokens)
-    dtype = arithmetic(settings.compute.dtype, device)
+    dtype = resolve_dtype(settings.compute.dtype, device)
     if not found.kl <= KL_AT_START:
         raise RookworldError(
             f"before the first update KL to the reference is {found.kl:.3g}, not 0: policy and "

@@ -19,7 +19,7 @@ from rookworld.grpo.list_targets import distillation_kl
 from rookworld.grpo.loss import Batch, RatioStats, StepTotals
 from rookworld.model import sharding
 from rookworld.model.gpt2 import GPT2
-from rookworld.model.precision import passes_in
+from rookworld.model.precision import autocast_for
 from rookworld.rl.batch import to_device
 from rookworld.rl.forward import MicroBatch, expected_values, policy_stats, states
 from rookworld.rl.models import Learner
@@ -150,7 +150,7 @@ def micro_objective(
     """A batch's share of what is minimised, and of what a `Gradient` tells about it, in one row."""
     # true for one update: it changes the weights that these were computed with
     known, micro.activations = micro.known_outputs(), None
-    with passes_in(settings.compute.dtype, learner.model.device):
+    with autocast_for(settings.compute.dtype, learner.model.device):
         hidden = states(micro.batch, learner.model, learner.graphs, known)
         stats = policy_stats(micro, hidden, learner, settings)
         worths = expected_values(micro, hidden, learner)
@@ -198,7 +198,7 @@ def distill(scratch: StepScratch, learner: Learner, settings: TrainSettings, coe
     total = max(1.0, float(distributed.sum_over_ranks(rows)))
     loss = torch.zeros((), dtype=torch.float64, device=learner.model.device)
     for one in batches:
-        with passes_in(settings.compute.dtype, learner.model.device):
+        with autocast_for(settings.compute.dtype, learner.model.device):
             hidden = states(one.batch, learner.model, learner.graphs)
             kl = distillation_kl(hidden, learner.model.lm_head.weight, one.targets).sum() / total
         (coef * kl).backward()  # type: ignore[no-untyped-call]

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from rookworld.model.sampling.decode_batch import rounded_up
+from rookworld.model.sampling.decode_batch import round_up
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.rollout.types import Prompt
 from rookworld.tasks.notation import flip_move, mirror_move
@@ -140,7 +140,7 @@ def prompt_images(prompts: Sequence[Prompt], tokenizer: Tokenizer, multiple: int
     """Every prompt from every side from which it is the same question."""
     flip, mirror = symmetries(tokenizer)
     lengths = np.array([len(prompt.ids) for prompt in prompts])
-    ids = np.full((len(prompts), rounded_up(int(lengths.max()), multiple)), tokenizer.eos)
+    ids = np.full((len(prompts), round_up(int(lengths.max()), multiple)), tokenizer.eos)
     for line, prompt in zip(ids, prompts, strict=True):
         line[: len(prompt.ids)] = prompt.ids
     flipped = apply_symmetry(ids, flip)

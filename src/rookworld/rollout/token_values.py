@@ -100,4 +100,4 @@ def move_tokens(tokenizer: Tokenizer) -> tuple[dict[str, int], frozenset[int]]:
 @lru_cache(maxsize=8)
 def holding(tokenizer: Tokenizer, sign: str) -> NDArray[np.bool_]:
     """[vocabulary + 1] which tokens have a character in them; the last stands for all others."""
-    return np.array([*tokenizer.holding(sign), False])
+    return np.array([*tokenizer.tokens_with(sign), False])

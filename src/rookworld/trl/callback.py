@@ -27,7 +27,7 @@ from rookworld.grpo.schedule import ramp
 from rookworld.model.checkpoint import Checkpoint, optimizer_tensors
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.lifecycle import begin_run, due, finish_run, resumable, resume_run, save_run
-from rookworld.model.precision import passes_in
+from rookworld.model.precision import autocast_for
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.rl.metrics import (
@@ -267,14 +267,14 @@ class Session(TrainerCallback):
         sampled, width = inputs["completion_mask"].bool(), inputs["completion_ids"].shape[1]
 
         def states(one: Any) -> Tensor:
-            with passes_in(self.settings.compute.dtype, self.device):
+            with autocast_for(self.settings.compute.dtype, self.device):
                 found = one.transformer(input_ids=ids, attention_mask=mask, use_cache=False)
             hidden: Tensor = found.last_hidden_state[:, -width - 1 : -1][sampled]
             return hidden
 
         drawn = self.sampling[self.turns[self.step]]
         large = self.twin.config.vocab_size >= CHUNK_VOCABULARY
-        with passes_in(self.settings.compute.dtype, self.device):
+        with autocast_for(self.settings.compute.dtype, self.device):
             stats = token_stats(
                 states(model),
                 model.lm_head.weight,

@@ -29,7 +29,7 @@ from rookworld.model.checkpoint import (
 )
 from rookworld.model.lifecycle import held
 from rookworld.model.optim import build_optimizers
-from rookworld.model.precision import arithmetic
+from rookworld.model.precision import resolve_dtype
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder
 from rookworld.rl.run_log import Evaluate, Hooks
@@ -212,7 +212,7 @@ def new_trainer(folder: Path, session: Session, checkpoint: Checkpoint | None) -
 def trainer_config(session: Session) -> Any:
     """Our settings in TRL's words."""
     settings = session.settings
-    bf16 = arithmetic(settings.compute.dtype, session.device) == "bfloat16"
+    bf16 = resolve_dtype(settings.compute.dtype, session.device) == "bfloat16"
     loss, level = LOSSES[settings.loss.loss]
     rows = settings.batch_size * settings.sampling.k_samples
     drawn = session.sampling[session.turns[session.step]]

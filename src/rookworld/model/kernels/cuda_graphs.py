@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rookworld.model.gpt2 import GPT2
-from rookworld.model.kernels.dispatch import beside
+from rookworld.model.kernels.dispatch import on_side_stream
 
 Run = Callable[[GPT2, Tensor, Tensor, Tensor], Tensor]
 """(model, x, heads, rows) -> the states of those rows; nothing in it may wait for the device."""
@@ -39,7 +39,7 @@ class PassGraphs:
 
     def __init__(self, model: GPT2, pool: Any) -> None:
         self.model, self.pool = model, pool
-        self.twin = twin_of(model)
+        self.twin = alias_of(model)
         pairs = zip(model.parameters(), self.twin.parameters(), strict=True)
         self.learning = [(own, twin) for own, twin in pairs if own.requires_grad]
         """Parameters that get a gradient, and their twins."""
@@ -117,7 +117,7 @@ def memory_of(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).total_memory
 
 
-def twin_of(model: GPT2) -> GPT2:
+def alias_of(model: GPT2) -> GPT2:
     """The same weights in a module of its own.
 
     A parameter's place in a graph of autograd belongs to the stream that first asked for it, and
@@ -157,7 +157,7 @@ class PassGraph:
 
         Going back from zeros adds zeros to the gradients.
         """
-        with beside(self.x.device):
+        with on_side_stream(self.x.device):
             found = passed()
             slope = torch.zeros_like(found)
             if found.requires_grad:

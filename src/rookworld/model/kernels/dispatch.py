@@ -51,7 +51,7 @@ def _suits_triton(x: Tensor, norm: nn.LayerNorm) -> bool:
 
 
 @contextmanager
-def beside(device: torch.device) -> Iterator[None]:
+def on_side_stream(device: torch.device) -> Iterator[None]:
     """Run on a stream beside the current one, after what it has to do and before what follows.
 
     Kernels cannot be loaded while a graph is captured, so what is to be captured runs here first.

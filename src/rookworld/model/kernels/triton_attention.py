@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rookworld.model.kernels.triton_launch import await_previous, begin, early
-from rookworld.model.sampling.decode_batch import Batch
+from rookworld.model.sampling.decode_batch import DecodeBatch
 
 TILE = 16
 """Queries in a product, the fewest that tensor cores take; rows that are missing are zeros."""
@@ -45,7 +45,7 @@ class Plan(NamedTuple):
     """programs that share the slots of the same rows"""
 
 
-def plan(batch: Batch) -> Plan:
+def plan(batch: DecodeBatch) -> Plan:
     (groups, width, _, _), config = batch.shape, batch.weights.config
     rows = min(TILE, triton.next_power_of_2(width))
 
@@ -64,7 +64,9 @@ def plan(batch: Batch) -> Plan:
     return Plan(rows, prefix=slots, own=slots, warps=4, stages=3)
 
 
-def attend(batch: Batch, index: int, qkv: Tensor, seen: Tensor, bias: Tensor | None = None) -> None:
+def attend(
+    batch: DecodeBatch, index: int, qkv: Tensor, seen: Tensor, bias: Tensor | None = None
+) -> None:
     """`seen` [rows, width] of a layer from `qkv` [rows, 3 × width]; writes keys and values.
 
     With a `bias` what is given are fp32 parts [parts, rows, 3 × width] that sum to `qkv` less it.

@@ -1,10 +1,9 @@
 # mypy: ignore-errors
 """Drawing and recording a token in Triton: a single pass over the logits.
 
-Law: what `Batch.choose` does without top-k and top-p, up to the order of sums, and the same noise
-bit by bit. A row's vocabulary is cut into parts, for a few dozen rows do not fill a GPU; what each
-part found is put together by one program for all rows, which then moves the batch to its next
-token.
+Law: what `DecodeBatch.choose` does without top-k and top-p, up to the order of sums, and the same
+noise bit by bit. A row's vocabulary is cut into parts, for a few dozen rows do not fill a GPU; one
+program for all rows puts together what each part found, and moves the batch to its next token.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rookworld.model.kernels.triton_launch import await_previous, begin, early
-from rookworld.model.sampling.decode_batch import Batch
+from rookworld.model.sampling.decode_batch import DecodeBatch
 
 TOKENS_PER_BLOCK, SEARCH_WARPS = 1024, 4
 MOST_PARTS, PROGRAMS = 16, 1024
@@ -24,7 +23,7 @@ FOUND = 6
 """What a part tells: its softmax as top, sum and weighted sum; its leader as race, score, id."""
 
 
-def choose(batch: Batch, logits: Tensor) -> None:
+def choose(batch: DecodeBatch, logits: Tensor) -> None:
     """Draw and record the next token of every row, and count it."""
     rows, rules = batch.rows, batch.rows.rules
     count, vocabulary = logits.shape
@@ -47,7 +46,7 @@ def choose(batch: Batch, logits: Tensor) -> None:
 
 @triton.jit
 def _waiting_time(ids, low, high):
-    """counter_rng.waiting_times of one row, whose key's halves are `low` and `high`."""
+    """counter_rng.exponential_noise of one row, whose key's halves are `low` and `high`."""
     x = ids.to(tl.uint32) * 0x9E3779B9 + low
     x ^= x >> 16
     x *= 0x85EBCA6B

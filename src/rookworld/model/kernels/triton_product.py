@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.compiler.compiler import max_shared_mem
 
+from rookworld.model.inference import Dense
 from rookworld.model.kernels.triton_launch import await_previous, begin, early
-from rookworld.model.sampling.decoder import Dense
 
 MOST_ROWS = 64
 """One tile of a program; all that was measured. With more, cuBLAS does it."""

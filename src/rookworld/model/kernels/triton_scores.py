@@ -28,7 +28,7 @@ class Scores(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, head, ids, ref_hidden, ref_head, dtype):
         ids = ids.contiguous()  # the kernels step through them one by one
-        weights, ref_weights = roomy(head, dtype), roomy(ref_head, dtype)
+        weights, ref_weights = pad_vocabulary(head, dtype), pad_vocabulary(ref_head, dtype)
         states, ref_states = hidden.to(dtype), ref_hidden.to(dtype)
         found = torch.empty(KEPT, len(ids), device=hidden.device)
         for part in chunks(len(ids), len(weights), dtype):
@@ -48,7 +48,7 @@ class Scores(torch.autograd.Function):
     @staticmethod
     def backward(ctx, logp, entropy, kl, _):
         hidden, head, ids, ref_hidden, ref_head, found = ctx.saved_tensors
-        weights, ref_weights = roomy(head, ctx.dtype), roomy(ref_head, ctx.dtype)
+        weights, ref_weights = pad_vocabulary(head, ctx.dtype), pad_vocabulary(ref_head, ctx.dtype)
         states, ref_states = hidden.to(ctx.dtype), ref_hidden.to(ctx.dtype)
         wanted = torch.stack([logp, entropy, kl])
         to_hidden, to_head = torch.empty_like(hidden), None
@@ -63,7 +63,7 @@ class Scores(torch.autograd.Function):
         return to_hidden, to_head, None, None, None, None
 
 
-def roomy(head: Tensor, dtype: torch.dtype) -> Tensor:
+def pad_vocabulary(head: Tensor, dtype: torch.dtype) -> Tensor:
     """[V up to a multiple of 64, d]: products with an odd number of columns are slow."""
     return F.pad(head.detach().to(dtype), (0, 0, 0, -len(head) % 64))
 

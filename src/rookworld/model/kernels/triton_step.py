@@ -1,8 +1,8 @@
 # mypy: ignore-errors
 """One decode step for CUDA in Triton: embed, norm, attend and choose, and products of a few rows.
 
-Law: the same numbers as `Batch.choose(Batch.logits(slot))`, up to the order of sums, and the same
-noise bit by bit. Each kernel reads what it must once, and there are few of them. Imported only
+Law: the numbers of `DecodeBatch.logits` and `DecodeBatch.choose`, up to the order of sums, and the
+same noise bit by bit. Each kernel reads what it must once, and there are few of them. Imported only
 where CUDA is: Triton is no dependency of its own. Left out: top-k and top-p, which take the plain
 path after the logits.
 """
@@ -14,21 +14,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rookworld.model.inference import Dense, InferenceWeights, Norm
 from rookworld.model.kernels.triton_attention import attend
 from rookworld.model.kernels.triton_choice import choose
 from rookworld.model.kernels.triton_launch import await_previous, begin, early
 from rookworld.model.kernels.triton_norm import store_norm
 from rookworld.model.kernels.triton_product import product_parts, suits, suits_widening, widened
-from rookworld.model.sampling.decode_batch import Batch
-from rookworld.model.sampling.decoder import Dense, Norm, Weights
+from rookworld.model.sampling.decode_batch import DecodeBatch
 
 
-def advance(batch: Batch) -> None:
+def advance(batch: DecodeBatch) -> None:
     """Feed every row's last token, draw and record the next; all of it on the device."""
     draw(batch, _logits(batch))
 
 
-def draw(batch: Batch, logits: Tensor) -> None:
+def draw(batch: DecodeBatch, logits: Tensor) -> None:
     """Draw and record the next token of every row."""
     if batch.rows.rules.truncated:
         batch.choose(logits)
@@ -36,7 +36,7 @@ def draw(batch: Batch, logits: Tensor) -> None:
         choose(batch, logits)
 
 
-def _logits(batch: Batch) -> Tensor:
+def _logits(batch: DecodeBatch) -> Tensor:
     weights, rows = batch.weights, batch.shape.rows
     width = weights.config.n_embd
     x = torch.empty(rows, width, dtype=weights.wte.dtype, device=weights.device)
@@ -72,8 +72,8 @@ def _widen(dense: Dense, h: Tensor) -> Tensor:
     return torch._addmm_activation(dense.bias, h, dense.weight.t(), use_gelu=True)
 
 
-def _embed_norm(batch: Batch, x: Tensor, h: Tensor, norm: Norm) -> None:
-    weights: Weights = batch.weights
+def _embed_norm(batch: DecodeBatch, x: Tensor, h: Tensor, norm: Norm) -> None:
+    weights: InferenceWeights = batch.weights
     rows, width = x.shape
     _embed_norm_kernel[(rows,)](
         x, h, weights.wte, weights.wpe, batch.last, batch.lengths, batch.index,

@@ -26,7 +26,7 @@ UNIT_31 = 2.0**-31 * (1 - 2.0**-23)
 """Scales (a 31-bit integer + ½) into (0, 1): without the last factor the largest rounds to 1."""
 
 
-def signed(value: int, bits: int) -> int:
+def to_signed(value: int, bits: int) -> int:
     """`value` modulo 2**bits as a two's complement integer, which is what tensors hold."""
     value &= (1 << bits) - 1
     return value - (1 << bits) if value >> (bits - 1) else value
@@ -37,14 +37,14 @@ Whole = TypeVar("Whole", Tensor, NDArray[np.int64])
 
 def mix(x: Whole) -> Whole:
     """splitmix64's finaliser: every bit of the int64 `x` reaches every bit of the result."""
-    x = (x ^ ((x >> 30) & (2**34 - 1))) * signed(MIX_64[0], 64)
-    x = (x ^ ((x >> 27) & (2**37 - 1))) * signed(MIX_64[1], 64)
+    x = (x ^ ((x >> 30) & (2**34 - 1))) * to_signed(MIX_64[0], 64)
+    x = (x ^ ((x >> 27) & (2**37 - 1))) * to_signed(MIX_64[1], 64)
     return x ^ ((x >> 31) & (2**33 - 1))
 
 
 def fold(key: Whole, part: Whole | int) -> Whole:
     """A new key from a key and one more thing it depends on."""
-    return mix(key + (part + 1) * signed(GOLDEN_64, 64))
+    return mix(key + (part + 1) * to_signed(GOLDEN_64, 64))
 
 
 def row_keys(
@@ -57,19 +57,19 @@ def row_keys(
     # numpy, whose operations on a few numbers take a tenth of the time of torch's
     key = np.zeros(1, dtype=np.int64)
     for part in ([seed], [step], keys, samples):
-        key = fold(key, wrapped(part))
+        key = fold(key, wrap_int64(part))
     return torch.from_numpy(key)
 
 
-def wrapped(values: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+def wrap_int64(values: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
     """Integers of any size modulo 2**64, as tensors hold them."""
     found = np.asarray(values)
     if found.dtype == np.int64:
         return found
-    return np.array([signed(int(value), 64) for value in values], dtype=np.int64)
+    return np.array([to_signed(int(value), 64) for value in values], dtype=np.int64)
 
 
-def waiting_times(keys: Tensor, vocabulary: int) -> Tensor:
+def exponential_noise(keys: Tensor, vocabulary: int) -> Tensor:
     """Exp(1) noise [rows, vocabulary] for the int64 `keys` [rows]; never 0, never infinite.
 
     The token with the least wait/p is a sample from p: an exponential race needs no cumulative
@@ -78,12 +78,12 @@ def waiting_times(keys: Tensor, vocabulary: int) -> Tensor:
     low = (((keys & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000).to(torch.int32)[:, None]
     high = (keys >> 32).to(torch.int32)[:, None]
     ids = torch.arange(vocabulary, dtype=torch.int32, device=keys.device)
-    x = ids * signed(GOLDEN_32, 32) + low
+    x = ids * to_signed(GOLDEN_32, 32) + low
     x ^= _shifted(x, 16)
-    x *= signed(MIX_32[0], 32)
+    x *= to_signed(MIX_32[0], 32)
     x ^= high
     x ^= _shifted(x, 13)
-    x *= signed(MIX_32[1], 32)
+    x *= to_signed(MIX_32[1], 32)
     x ^= _shifted(x, 16)
     negative = _shifted(x, 1).float().add_(0.5).mul_(-UNIT_31)
     # log1p keeps short waits exact, and short waits are the ones that win.

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from rookworld.model.attention import padding_bias
-from rookworld.model.sampling.choice import Rules, choose
-from rookworld.model.sampling.decoder import Weights, decode
+from rookworld.model.inference import InferenceWeights, decode
 from rookworld.model.sampling.kv_cache import Cache
+from rookworld.model.sampling.token_choice import DrawRules, choose
 from rookworld.runtime.errors import ModelError
 
 Mask = Callable[[Tensor], Tensor]
@@ -37,7 +37,7 @@ class Shape(NamedTuple):
         return self.groups * self.width
 
 
-def rounded_up(size: int, multiple: int) -> int:
+def round_up(size: int, multiple: int) -> int:
     """The next multiple: many sizes become few."""
     return -(-size // multiple) * multiple
 
@@ -52,13 +52,13 @@ class Rows:
     """[rows] int64, its maximum of new tokens"""
     done: Tensor
     """[rows] bool"""
-    rules: Rules
+    rules: DrawRules
 
     @classmethod
     def idle(cls, rows: int, device: torch.device, truncated: bool, random: bool) -> Rows:
         counts = torch.zeros(rows, dtype=torch.int64, device=device)
         ones = torch.ones(rows, device=device)
-        rules = Rules(
+        rules = DrawRules(
             ones, counts.clone(), ones.clone(), ones.bool(), truncated=truncated, random=random
         )
         return cls(counts, counts.clone(), ones.bool(), rules)
@@ -82,10 +82,12 @@ class Rows:
         return Rows(self.keys[rows], self.limits[rows], self.done[rows], self.rules.take(rows))
 
 
-class Batch:
+class DecodeBatch:
     """The state of one decode, allocated once for a `Shape`."""
 
-    def __init__(self, weights: Weights, shape: Shape, truncated: bool, random: bool) -> None:
+    def __init__(
+        self, weights: InferenceWeights, shape: Shape, truncated: bool, random: bool
+    ) -> None:
         device, heads = weights.device, weights.config.n_head
         self.weights, self.shape = weights, shape
         # On the CPU fp32: its batched bf16 products of one query are three times slower.
@@ -119,7 +121,7 @@ class Batch:
         self.lengths[: len(lengths)].copy_(lengths)
         self.bias.copy_(padding_bias(self.lengths, self.shape.prefix, self.weights.config.n_head))
 
-    def receive(self, other: Batch, groups: Tensor, columns: Tensor) -> None:
+    def receive(self, other: DecodeBatch, groups: Tensor, columns: Tensor) -> None:
         """Continue with some `groups` [n] of `other`, each with some `columns` [n, width]."""
         rows = (groups[:, None] * other.shape.width + columns).flatten()
         self.padded = other.padded

@@ -1,8 +1,8 @@
 """How a batch takes one step: run as it stands, or captured once as a CUDA graph and replayed.
 
-Law: both do what `Batch` says; a graph reads live weights (or the copy that `Weights.refresh`
-writes in place), so an update of the model is seen by the next replay. A capture that fails raises:
-a sampler that quietly ran ten times slower would go unnoticed.
+Law: both do what `DecodeBatch` says; a graph reads live weights (or the copy that
+`InferenceWeights.refresh` writes in place), so the next replay sees an update of the model. A
+capture that fails raises: a sampler that quietly ran ten times slower would go unnoticed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rookworld.model.kernels.dispatch import beside
-from rookworld.model.sampling.decode_batch import Batch, Mask, Shape, rounded_up
-from rookworld.model.sampling.decoder import Weights, prefill
+from rookworld.model.inference import InferenceWeights, prefill
+from rookworld.model.kernels.dispatch import on_side_stream
+from rookworld.model.sampling.decode_batch import DecodeBatch, Mask, Shape, round_up
 
 BATCHES_KEPT = 6
 """Batches whose buffers (and graph) stay allocated for a later call of the same shape."""
@@ -44,7 +44,7 @@ Key = tuple[Shape, bool, bool]
 T = TypeVar("T")
 
 
-class _Kept(Generic[T]):
+class _RecentlyUsed(Generic[T]):
     """What was made for the last keys: a few, and more while they are small.
 
     The least recently used goes first.
@@ -69,48 +69,48 @@ class _Kept(Generic[T]):
         return sum(self.cost(shape) for shape, *_ in self.values)
 
 
-class Stepper(Protocol):
-    look_every: int
+class Decoder(Protocol):
+    check_every: int
     """how many tokens pass before the host looks at the device"""
     steps_ahead: int
     """how many the device is given to do meanwhile; what ends in them is seen at the next look"""
-    shrink_at: float
+    compact_at: float
     """rows are compacted when no more than this fraction of them is left"""
 
-    def batch(self, shape: Shape, truncated: bool, random: bool) -> Batch:
+    def batch(self, shape: Shape, truncated: bool, random: bool) -> DecodeBatch:
         """A batch of at least `shape`, ready to begin."""
         ...
 
-    def start(self, batch: Batch, prompts: Sequence[Ids], mask: Mask | None) -> None:
+    def start(self, batch: DecodeBatch, prompts: Sequence[Ids], mask: Mask | None) -> None:
         """Fill the prefix from `prompts`, shortest first; draw and record a token for every row."""
         ...
 
-    def step(self, batch: Batch, slot: int, mask: Mask | None) -> None:
+    def step(self, batch: DecodeBatch, slot: int, mask: Mask | None) -> None:
         """Feed every row's last token at own `slot`, draw and record the next."""
         ...
 
 
-class Eager:
+class EagerDecoder:
     """Every operation launched by the host; the only way with a constraint, and on the CPU."""
 
-    shrink_at = 0.75
+    compact_at = 0.75
     steps_ahead = 0
 
-    def __init__(self, weights: Weights) -> None:
-        self.look_every = 1 if weights.device.type == "cpu" else 8
+    def __init__(self, weights: InferenceWeights) -> None:
+        self.check_every = 1 if weights.device.type == "cpu" else 8
         keep_freed_pages()
         # Buffers are kept because fresh pages cost a tenth of a short decode.
-        self.batches = _Kept(lambda *key: Batch(weights, *key), lambda _: 1, 0)
+        self.batches = _RecentlyUsed(lambda *key: DecodeBatch(weights, *key), lambda _: 1, 0)
 
-    def batch(self, shape: Shape, truncated: bool, random: bool) -> Batch:
+    def batch(self, shape: Shape, truncated: bool, random: bool) -> DecodeBatch:
         batch = self.batches[shape, truncated, random]
         batch.cache.restart_own()
         return batch
 
-    def start(self, batch: Batch, prompts: Sequence[Ids], mask: Mask | None) -> None:
-        batch.choose(fill(batch, prompts), mask)
+    def start(self, batch: DecodeBatch, prompts: Sequence[Ids], mask: Mask | None) -> None:
+        batch.choose(prefill_batch(batch, prompts), mask)
 
-    def step(self, batch: Batch, slot: int, mask: Mask | None) -> None:
+    def step(self, batch: DecodeBatch, slot: int, mask: Mask | None) -> None:
         batch.cache.make_room_for(slot)
         batch.choose(batch.logits(slot), mask, slot + 1)
 
@@ -127,7 +127,7 @@ def keep_freed_pages() -> None:
         mallopt(M_TRIM_THRESHOLD, (2 << 30) - 1)
 
 
-def fill(batch: Batch, prompts: Sequence[Ids]) -> Tensor:
+def prefill_batch(batch: DecodeBatch, prompts: Sequence[Ids]) -> Tensor:
     """Fill the prefix, a budget of tokens at a time; the rows' logits for their first token."""
     weights, device = batch.weights, batch.weights.device
     budget = PREFILL_TOKENS.get(device.type, 1 << 14)
@@ -139,13 +139,13 @@ def fill(batch: Batch, prompts: Sequence[Ids]) -> Tensor:
         while first + size < len(prompts) and (size + 1) * len(prompts[first + size]) <= budget:
             size += 1
         taken = prompts[first : first + size]
-        ids, lengths = (one.to(device) for one in padded(taken, size, len(taken[-1])))
+        ids, lengths = (one.to(device) for one in pad_prompts(taken, size, len(taken[-1])))
         logits[first : first + size] = prefill(weights, batch.cache, first, ids, lengths)
         first += size
     return logits.repeat_interleave(batch.shape.width, 0)
 
 
-def padded(prompts: Sequence[Ids], rows: int, tokens: int) -> tuple[Tensor, Tensor]:
+def pad_prompts(prompts: Sequence[Ids], rows: int, tokens: int) -> tuple[Tensor, Tensor]:
     """Ids [rows, tokens] and lengths; rows without a prompt have one token."""
     lines, lengths = np.zeros((rows, tokens), dtype=np.int64), np.ones(rows, dtype=np.int64)
     for line, ids in enumerate(prompts):
@@ -153,7 +153,7 @@ def padded(prompts: Sequence[Ids], rows: int, tokens: int) -> tuple[Tensor, Tens
     return torch.from_numpy(lines), torch.from_numpy(lengths)
 
 
-class _Start(NamedTuple):
+class _CapturedPrefill(NamedTuple):
     """A captured prefill and first choice, for prompts of up to so many tokens."""
 
     ids: Tensor
@@ -161,53 +161,53 @@ class _Start(NamedTuple):
     graph: torch.cuda.CUDAGraph
 
 
-class _Made(NamedTuple):
+class _CapturedBatch(NamedTuple):
     """What is kept for a shape of batch."""
 
-    batch: Batch
+    batch: DecodeBatch
     step: torch.cuda.CUDAGraph
-    starts: dict[int, _Start | None]
+    starts: dict[int, _CapturedPrefill | None]
     """By the tokens of the longest prompt, rounded up; None: met once, or too many to capture."""
 
 
-class Graphed:
+class GraphDecoder:
     """A captured step and captured starts per shape of batch, and its buffers, for later calls.
 
     A start that does not come back is not worth its capture; a step comes back for every token.
     """
 
-    look_every, steps_ahead = 4, 1
-    shrink_at = 0.5
+    check_every, steps_ahead = 4, 1
+    compact_at = 0.5
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: InferenceWeights) -> None:
         from rookworld.model.kernels.triton_step import advance, draw
 
         self.weights, self.advance, self.draw = weights, advance, draw
         self.pool = torch.cuda.graph_pool_handle()
-        self.made = _Kept(self._make, self._bytes, BYTES_KEPT)
+        self.made = _RecentlyUsed(self._make, self._bytes, BYTES_KEPT)
 
-    def batch(self, shape: Shape, truncated: bool, random: bool) -> Batch:
-        return self.made[roomy(shape), truncated, random].batch
+    def batch(self, shape: Shape, truncated: bool, random: bool) -> DecodeBatch:
+        return self.made[round_shape(shape), truncated, random].batch
 
-    def step(self, batch: Batch, slot: int, mask: Mask | None) -> None:
+    def step(self, batch: DecodeBatch, slot: int, mask: Mask | None) -> None:
         self._of(batch).step.replay()
 
-    def start(self, batch: Batch, prompts: Sequence[Ids], mask: Mask | None) -> None:
-        groups, longest = batch.shape.groups, rounded_up(len(prompts[-1]), 16)
+    def start(self, batch: DecodeBatch, prompts: Sequence[Ids], mask: Mask | None) -> None:
+        groups, longest = batch.shape.groups, round_up(len(prompts[-1]), 16)
         tokens = min(longest, self.weights.config.n_positions)
         starts = self._of(batch).starts
         if groups * tokens > PREFILL_CAPTURED or tokens not in starts:
             starts[tokens] = None
-            self.draw(batch, fill(batch, prompts))
+            self.draw(batch, prefill_batch(batch, prompts))
             return
-        given = padded(prompts, groups, tokens)
+        given = pad_prompts(prompts, groups, tokens)
         start = starts[tokens] or self._capture_start(batch, *given)
         starts[tokens] = start
         start.ids.copy_(given[0])
         start.lengths.copy_(given[1])
         start.graph.replay()
 
-    def _of(self, batch: Batch) -> _Made:
+    def _of(self, batch: DecodeBatch) -> _CapturedBatch:
         rules = batch.rows.rules
         return self.made[batch.shape, rules.truncated, rules.random]
 
@@ -216,14 +216,14 @@ class Graphed:
         config, slots = self.weights.config, shape.groups * shape.prefix + shape.rows * shape.new
         return 2 * slots * config.n_layer * config.n_embd * self.weights.dtype.itemsize
 
-    def _make(self, shape: Shape, truncated: bool, random: bool) -> _Made:
+    def _make(self, shape: Shape, truncated: bool, random: bool) -> _CapturedBatch:
         """A batch and the graph of its step; what the warm-up writes at index 1 is forgotten."""
-        batch = Batch(self.weights, shape, truncated, random)
+        batch = DecodeBatch(self.weights, shape, truncated, random)
         batch.cache.resize_own(shape.new)
         batch.index.fill_(1)
-        return _Made(batch, self._captured(lambda: self.advance(batch), [batch.index]), {})
+        return _CapturedBatch(batch, self._capture(lambda: self.advance(batch), [batch.index]), {})
 
-    def _capture_start(self, batch: Batch, ids: Tensor, lengths: Tensor) -> _Start:
+    def _capture_start(self, batch: DecodeBatch, ids: Tensor, lengths: Tensor) -> _CapturedPrefill:
         ids, lengths = ids.to(self.weights.device), lengths.to(self.weights.device)
 
         def run() -> None:
@@ -231,12 +231,12 @@ class Graphed:
             self.draw(batch, logits.repeat_interleave(batch.shape.width, 0))
 
         state = [batch.index, batch.last, batch.rows.done, *batch.outputs()]
-        return _Start(ids, lengths, self._captured(run, state))
+        return _CapturedPrefill(ids, lengths, self._capture(run, state))
 
-    def _captured(self, run: Callable[[], None], state: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
+    def _capture(self, run: Callable[[], None], state: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
         """The graph of `run`; what the warm-up does to `state` is undone."""
         before = [one.clone() for one in state]
-        with beside(self.weights.device):
+        with on_side_stream(self.weights.device):
             for _ in range(3):
                 run()
                 for one, kept in zip(state, before, strict=True):
@@ -247,13 +247,13 @@ class Graphed:
         return graph
 
 
-def roomy(shape: Shape) -> Shape:
+def round_shape(shape: Shape) -> Shape:
     """`shape` rounded up, so that a few graphs serve calls of many sizes."""
     return Shape(
         _round_steps(shape.groups),
         shape.width,
-        rounded_up(shape.prefix, 64),
-        rounded_up(shape.new, 16),
+        round_up(shape.prefix, 64),
+        round_up(shape.new, 16),
     )
 
 

@@ -23,12 +23,12 @@ from torch import Tensor
 
 from rookworld.model.activation_reuse import ActivationStore
 from rookworld.model.gpt2 import GPT2
+from rookworld.model.inference import InferenceWeights
 from rookworld.model.kernels.dispatch import have_triton
-from rookworld.model.sampling.choice import Rules
-from rookworld.model.sampling.counter_rng import row_keys, wrapped
-from rookworld.model.sampling.decode_batch import Batch, Mask, Rows, Shape
-from rookworld.model.sampling.decode_graphs import Eager, Graphed, Stepper
-from rookworld.model.sampling.decoder import Weights
+from rookworld.model.sampling.counter_rng import row_keys, wrap_int64
+from rookworld.model.sampling.decode_batch import DecodeBatch, Mask, Rows, Shape
+from rookworld.model.sampling.decode_graphs import Decoder, EagerDecoder, GraphDecoder
+from rookworld.model.sampling.token_choice import DrawRules
 from rookworld.runtime.errors import ConfigError, ModelError
 
 ROWS_AT_ONCE = 1024
@@ -154,13 +154,13 @@ class Sampler:
     def __init__(
         self, model: GPT2, *, dtype: torch.dtype | None = None, graph: bool = True
     ) -> None:
-        self.weights = Weights(model, dtype)
+        self.weights = InferenceWeights(model, dtype)
         self.sources = [parameter.data_ptr() for parameter in model.parameters()]
-        self.eager = Eager(self.weights)
-        self.stepper: Stepper = self.eager
+        self.eager = EagerDecoder(self.weights)
+        self.decoder: Decoder = self.eager
         if graph and self.weights.device.type == "cuda" and have_triton():
-            with torch.no_grad(), _on(self.weights.device):
-                self.stepper = Graphed(self.weights)
+            with torch.no_grad(), _current_device(self.weights.device):
+                self.decoder = GraphDecoder(self.weights)
 
     def reads(self, model: GPT2) -> bool:
         """Whether this sampler's parameters are still those of `model`."""
@@ -193,8 +193,8 @@ class Sampler:
         firsts = [first_sample] * count if isinstance(first_sample, int) else first_sample
         names = range(count) if keys is None else keys
         places = range(0, count * k, k)
-        all_of_them = zip(self._checked(prompts), each, names, firsts, places, strict=True)
-        queue = [self._limited(_Prompt(*one)) for one in all_of_them]
+        all_of_them = zip(self._check_prompts(prompts), each, names, firsts, places, strict=True)
+        queue = [self._limit_to_context(_Prompt(*one)) for one in all_of_them]
         limits = [prompt.settings.max_new_tokens for prompt in queue]
         result = _Result(np.repeat(limits, k), eos, self.weights.device)
         queue.sort(key=lambda prompt: len(prompt.ids))
@@ -203,13 +203,13 @@ class Sampler:
         if activations is not None:
             activations.begin_request(names, k)
             recording = activations.recording(self.weights)
-        with _on(self.weights.device), recording:
+        with _current_device(self.weights.device), recording:
             for start in range(0, count, per_part):
                 part = _Part(queue[start : start + per_part], k, eos, seed, step, constraint)
                 self._sample_part(part, result, activations)
         return result.samples()
 
-    def _checked(self, prompts: Sequence[Ids]) -> list[NDArray[np.int64]]:
+    def _check_prompts(self, prompts: Sequence[Ids]) -> list[NDArray[np.int64]]:
         """Refuse what the model has no embedding for, before a device assertion does."""
         found, config = [np.asarray(ids, dtype=np.int64) for ids in prompts], self.weights.config
         lengths = [len(ids) for ids in found]
@@ -228,7 +228,7 @@ class Sampler:
             )
         return found
 
-    def _limited(self, prompt: _Prompt) -> _Prompt:
+    def _limit_to_context(self, prompt: _Prompt) -> _Prompt:
         """Let an answer end where the model does."""
         room = self.weights.config.n_positions - len(prompt.ids)
         if prompt.settings.max_new_tokens <= room:
@@ -238,36 +238,36 @@ class Sampler:
     def _sample_part(
         self, part: _Part, result: _Result, activations: ActivationStore | None
     ) -> None:
-        stepper = self.stepper if part.constraint is None and activations is None else self.eager
+        decoder = self.decoder if part.constraint is None and activations is None else self.eager
         rows = part.rows()
-        batch = stepper.batch(part.shape, rows.rules.truncated, rows.rules.random)
+        batch = decoder.batch(part.shape, rows.rules.truncated, rows.rules.random)
         lengths = torch.tensor([len(prompt.ids) for prompt in part.prompts])
         batch.begin(lengths, rows, part.eos)
         batch.padded = bool((lengths != batch.shape.prefix).any())
         places = part.places(self.weights.device)
-        stepper.start(batch, [prompt.ids for prompt in part.prompts], part.mask(places))
+        decoder.start(batch, [prompt.ids for prompt in part.prompts], part.mask(places))
         if activations is not None:
             activations.add_prompts(
                 self.weights, [one.place // part.k for one in part.prompts], lengths
             )
         used, limit = 1, part.shape.new
         while used < limit:
-            looked = min(limit, used + stepper.look_every)
-            busy = min(limit, looked + stepper.steps_ahead)
+            looked = min(limit, used + decoder.check_every)
+            busy = min(limit, looked + decoder.steps_ahead)
             for slot in range(used - 1, looked - 1):
-                stepper.step(batch, slot, part.mask(places))
+                decoder.step(batch, slot, part.mask(places))
                 if activations is not None:
                     activations.add_tokens(self.weights, slot, places)
-            look = _Look(batch)
+            look = _DoneFlags(batch)
             for slot in range(looked - 1, busy - 1):
-                stepper.step(batch, slot, part.mask(places))
+                decoder.step(batch, slot, part.mask(places))
             used = busy
-            groups, columns = _survivors(look.done())
+            groups, columns = _unfinished(look.done())
             if not len(groups):
                 break
-            if used < limit and columns.numel() <= stepper.shrink_at * batch.shape.rows:
+            if used < limit and columns.numel() <= decoder.compact_at * batch.shape.rows:
                 result.write(batch, places)
-                batch, places = _shrink(stepper, batch, places, groups, columns)
+                batch, places = _compact(decoder, batch, places, groups, columns)
         result.write(batch, places)
 
 
@@ -304,14 +304,14 @@ class _Part:
         """On the host: the batch that takes them in has its own place for each tensor."""
         each = [prompt.settings for prompt in self.prompts]
         firsts = np.array([prompt.first_sample for prompt in self.prompts])
-        names = np.repeat(wrapped([prompt.key for prompt in self.prompts]), self.k)
+        names = np.repeat(wrap_int64([prompt.key for prompt in self.prompts]), self.k)
         keys = row_keys(self.seed, self.step, names, self._each(firsts))
         limits = torch.tensor([settings.max_new_tokens for settings in each])
         done = torch.zeros(len(each) * self.k, dtype=torch.bool)
         return Rows(keys, limits.repeat_interleave(self.k), done, _rules(each, self.k))
 
 
-def _rules(each: Sequence[Sampling], k: int) -> Rules:
+def _rules(each: Sequence[Sampling], k: int) -> DrawRules:
     """What holds for each of a prompt's `k` rows.
 
     Greedy rows are neither tempered nor truncated: their log-probs are the plain softmax's.
@@ -319,7 +319,7 @@ def _rules(each: Sequence[Sampling], k: int) -> Rules:
     greedy = [settings.temperature == 0 for settings in each]
     plain = Sampling(max_new_tokens=1)
     free = [plain if s.temperature == 0 else s for s in each]
-    return Rules(
+    return DrawRules(
         temperature=torch.tensor([s.temperature for s in free]).repeat_interleave(k),
         top_k=torch.tensor([s.top_k for s in free]).repeat_interleave(k),
         top_p=torch.tensor([s.top_p for s in free]).repeat_interleave(k),
@@ -329,10 +329,10 @@ def _rules(each: Sequence[Sampling], k: int) -> Rules:
     )
 
 
-class _Look:
+class _DoneFlags:
     """Which rows are done at this point, for a host that goes on before it asks."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: DecodeBatch) -> None:
         done = batch.rows.done.view(batch.shape.groups, batch.shape.width)
         self.event: torch.cuda.Event | None = None
         if done.device.type == "cuda":
@@ -350,7 +350,7 @@ class _Look:
         return self.seen
 
 
-def _survivors(done: Tensor) -> tuple[Tensor, Tensor]:
+def _unfinished(done: Tensor) -> tuple[Tensor, Tensor]:
     """Groups [n] with a row not done, and the columns [n, width] that hold all such rows."""
     left = (~done).sum(1)
     groups = left.nonzero()[:, 0]
@@ -361,13 +361,13 @@ def _survivors(done: Tensor) -> tuple[Tensor, Tensor]:
     return groups, columns
 
 
-def _shrink(
-    stepper: Stepper, batch: Batch, places: Tensor, groups: Tensor, columns: Tensor
-) -> tuple[Batch, Tensor]:
+def _compact(
+    decoder: Decoder, batch: DecodeBatch, places: Tensor, groups: Tensor, columns: Tensor
+) -> tuple[DecodeBatch, Tensor]:
     """A smaller batch that goes on with the survivors, and where its rows go in the result."""
     rules, (_, _, prefix, new) = batch.rows.rules, batch.shape
     shape = Shape(len(groups), columns.shape[1], prefix, new)
-    smaller = stepper.batch(shape, rules.truncated, rules.random)
+    smaller = decoder.batch(shape, rules.truncated, rules.random)
     groups, columns = groups.to(places.device), columns.to(places.device)
     smaller.receive(batch, groups, columns)
     return smaller, places[(groups[:, None] * batch.shape.width + columns).flatten()]
@@ -383,7 +383,7 @@ class _Result:
         self.logp = torch.zeros(shape, device=device)
         self.entropy = torch.zeros(shape, device=device)
 
-    def write(self, batch: Batch, places: Tensor) -> None:
+    def write(self, batch: DecodeBatch, places: Tensor) -> None:
         for mine, theirs in zip(
             (self.tokens, self.logp, self.entropy), batch.outputs(), strict=True
         ):
@@ -405,7 +405,7 @@ class _Result:
         )
 
 
-def _on(device: torch.device) -> AbstractContextManager[object]:
+def _current_device(device: torch.device) -> AbstractContextManager[object]:
     """Kernels and captures go to the current device, which must be the model's.
 
     Where the host launches every operation, it is spared a sixth of that work.

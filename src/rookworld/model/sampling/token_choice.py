@@ -1,16 +1,71 @@
-"""The distribution a token is drawn from: temperature, then top-k, then top-p, renormalised.
+"""Logits to tokens: temperature, then top-k, then top-p, renormalised; or greedy, row by row.
 
-Law: sampling and training see the same distribution, because both ask this module; an importance
-ratio between a truncated and a plain softmax is not 1 where it should be. A setting is a number
-for all rows or a tensor with one value per row, so that prompts with different settings share a
-batch. Nothing here waits for the device. Left out: penalties, min-p, typical sampling.
+Laws: log-prob and entropy are those of the distribution the token was drawn from, for a greedy row
+(temperature 0) those of the plain softmax. Sampling and training see the same distribution, because
+both ask this module: an importance ratio between a truncated and a plain softmax is not 1 where it
+should be. A setting is a number for all rows or a tensor with one value per row. Nothing here waits
+for the device. Left out: penalties, min-p, typical sampling.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from rookworld.model.sampling.counter_rng import exponential_noise, fold
+
+
+@dataclass(frozen=True)
+class DrawRules:
+    """How each row draws: tensors over rows, and which of them matter at all."""
+
+    temperature: Tensor
+    """[rows] float32, 1 where greedy"""
+    top_k: Tensor
+    """[rows] int64, 0 keeps all"""
+    top_p: Tensor
+    """[rows] float32, 1 keeps all"""
+    greedy: Tensor
+    """[rows] bool"""
+    truncated: bool
+    """some row has a top-k or top-p"""
+    random: bool
+    """some row is not greedy"""
+
+    def tensors(self) -> dict[str, Tensor]:
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in named.items() if isinstance(value, Tensor)}
+
+    def take(self, rows: Tensor) -> DrawRules:
+        """The rules of `rows`, in that order."""
+        taken = {name: value[rows] for name, value in self.tensors().items()}
+        return DrawRules(**taken, truncated=self.truncated, random=self.random)
+
+
+def choose(logits: Tensor, rules: DrawRules, keys: Tensor, index: Tensor) -> tuple[Tensor, ...]:
+    """Token, log-prob and entropy, each [rows], from `logits` [rows, vocabulary].
+
+    `keys` are the rows' keys, `index` how many tokens each row has so far: together the noise.
+    """
+    if rules.truncated:
+        scores = truncated_logits(logits, rules.temperature, rules.top_k, rules.top_p)
+    else:
+        scores = logits.float() / rules.temperature[:, None]
+    log_p = torch.log_softmax(scores, -1)
+    p = log_p.exp()
+    if rules.random:
+        # Where greedy, nobody waits and the most probable token wins.
+        waits = exponential_noise(fold(keys, index), logits.shape[-1])
+        token = (p / waits.masked_fill_(rules.greedy[:, None], 1.0)).argmax(-1)
+    else:
+        token = p.argmax(-1)
+    logp = log_p.gather(-1, token[:, None])[:, 0]
+    # A token cut off has p = 0 and log p = -inf, whose product must be 0.
+    entropy = log_p.clamp_min_(-1e4).mul_(p).sum(-1).neg_()
+    return token, logp, entropy
 
 
 def _per_row(setting: Tensor, logits: Tensor) -> Tensor:
@@ -42,7 +97,7 @@ def truncated_logits(
         top_k = top_k if temperature else 1
     if greedy is None and _cuts_nothing(top_k, top_p):
         return scores
-    kept = _kept(scores.detach(), top_k, top_p, greedy)
+    kept = _keep_mask(scores.detach(), top_k, top_p, greedy)
     if keep is not None:
         kept = kept.scatter(-1, keep.unsqueeze(-1), True)
     return scores.masked_fill(~kept, -torch.inf)
@@ -54,7 +109,7 @@ def _cuts_nothing(top_k: Tensor | int, top_p: Tensor | float) -> bool:
     return top_k <= 0 and top_p >= 1
 
 
-def _kept(
+def _keep_mask(
     scores: Tensor, top_k: Tensor | int, top_p: Tensor | float, greedy: Tensor | None
 ) -> Tensor:
     """True [..., V] for the tokens that top-k and then top-p leave."""

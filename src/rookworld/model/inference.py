@@ -112,7 +112,7 @@ class Layer:
         return x
 
 
-class Weights:
+class InferenceWeights:
     """What decoding reads of a `GPT2`, without holding the module itself."""
 
     def __init__(self, model: GPT2, dtype: torch.dtype | None = None) -> None:
@@ -159,8 +159,8 @@ class Weights:
         return scores[:, : self.config.vocab_size]
 
 
-def states(
-    weights: Weights, ids: Tensor, positions: Tensor, attend: Attend, rows: Tensor
+def hidden_states(
+    weights: InferenceWeights, ids: Tensor, positions: Tensor, attend: Attend, rows: Tensor
 ) -> Tensor:
     """What `GPT2.forward` finds at the `rows` places, without a cache and without a gradient."""
     shape = (*ids.shape, 3, weights.config.n_head, weights.config.head_size)
@@ -173,7 +173,9 @@ def states(
     return weights.norm(x)
 
 
-def prefill(weights: Weights, cache: Cache, first: int, ids: Tensor, lengths: Tensor) -> Tensor:
+def prefill(
+    weights: InferenceWeights, cache: Cache, first: int, ids: Tensor, lengths: Tensor
+) -> Tensor:
     """Fill the prefix of groups `first`… from `ids` [prompts, tokens], padded at the right.
 
     Returns the logits after each prompt. Causal attention never looks right, so padding is only
@@ -265,7 +267,7 @@ def _scores(q: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def decode(
-    weights: Weights,
+    weights: InferenceWeights,
     cache: Cache,
     ids: Tensor,
     positions: Tensor,
