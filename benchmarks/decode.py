@@ -25,7 +25,7 @@ import torch.nn.functional as F
 
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.inference import InferenceWeights, Layer
-from rookworld.model.sampling.sampler import Sampler, Samples, Sampling, sample
+from rookworld.model.sampling.sampler import Sampler, Samples, Sampling, sampler_for
 from rookworld.model.weights import save_model
 
 NANO = GPT2Config(vocab_size=2496, n_positions=192, n_embd=320, n_layer=6, n_head=10)
@@ -115,6 +115,11 @@ def generate(other: Any, ids: list[list[int]], new: int) -> None:
         )
 
 
+def draw(model: GPT2, ids: list[list[int]], **ask: Any) -> Samples:
+    """As a step of training draws: from the weights of the moment."""
+    return sampler_for(model).sample(ids, **ask)
+
+
 def cpu_decode(lengths: tuple[int, ...]) -> Numbers:
     """8 prompts × 8 samples, as a step of training on two cores."""
     model = GPT2(NANO).init_weights(0)
@@ -125,7 +130,7 @@ def cpu_decode(lengths: tuple[int, ...]) -> Numbers:
         settings = Sampling(max_new_tokens=new)
         theirs, ours = seconds(
             partial(generate, other, ids, new),
-            partial(sample, model, ids, k=SAMPLES, settings=settings, eos=NEVER, seed=0),
+            partial(draw, model, ids, k=SAMPLES, settings=settings, eos=NEVER, seed=0),
         )
         floor = 2.0 * size * (len(ids) * PROMPT + rows * (new - 1)) / rate
         print(f"cpu {rows} rows × {new} tokens: transformers {theirs:.3f} s, here {ours:.3f} s,")

@@ -20,7 +20,7 @@ import torch
 from rookworld.data.sources import load_rows
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.precision import matrix_dtype
-from rookworld.model.sampling.sampler import sample
+from rookworld.model.sampling.sampler import sampler_for
 from rookworld.model.weights import save_model
 from rookworld.pretrain.sources import pick_tokenizer
 from rookworld.rl import forward, update
@@ -94,10 +94,9 @@ def measured_alone(
     dtype = matrix_dtype(settings.compute.dtype, state.learner.model.device)
 
     def decode() -> None:
-        sample(
-            state.learner.model, prompts, k=settings.sampling.k_samples, settings=drawn,
-            eos=state.tokenizer.eos, seed=1, dtype=dtype,
-        )  # fmt: skip
+        sampler_for(state.learner.model, dtype).sample(
+            prompts, k=settings.sampling.k_samples, settings=drawn, eos=state.tokenizer.eos, seed=1
+        )
 
     def score() -> None:
         for group in groups:

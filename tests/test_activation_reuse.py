@@ -14,13 +14,14 @@ from rookworld.model import activation_reuse
 from rookworld.model.activation_reuse import ActivationStore, linear
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.sampling import decode_graphs
-from rookworld.model.sampling.sampler import Samples, Sampling, sample
+from rookworld.model.sampling.sampler import Samples, Sampling
 from rookworld.rl import overlap
 from rookworld.rl.batch import SharedPrefixBatch, padded_batch
 from rookworld.rl.forward import states
 from rookworld.rl.state import new_state
 from rookworld.rl.trainer import train
 from rookworld.runtime.errors import ModelError
+from tiny import sample
 from tiny_training import metrics_of, no_evaluation, relative, tiny_rows, tiny_settings
 
 VOCABULARY, EOS, K, MOST = 23, 5, 4, 10_000

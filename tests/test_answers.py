@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from rookworld.evaluation.generator import Answer, ModelAnswerer, load_answerer, prompt_key
-from rookworld.model.sampling.sampler import Sampling, sample
+from rookworld.model.sampling.sampler import Sampling
 from rookworld.model.weights import save_model
 from rookworld.runtime.errors import ModelError
 from rookworld.tasks.environment import ENVIRONMENT, transition
-from tiny import tiny_model
+from tiny import sample, tiny_model
 
 
 def mixed_prompts(n: int = 12) -> list[str]:

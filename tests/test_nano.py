@@ -17,7 +17,7 @@ from rookworld.data.generate.playouts import recent
 from rookworld.data.sources import load_rows
 from rookworld.evaluation.evaluate import task_scores
 from rookworld.evaluation.generator import load_answerer
-from rookworld.model.sampling.sampler import Sampling, sample
+from rookworld.model.sampling.sampler import Sampling
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder
 from rookworld.rl.presets import TRAIN_PRESETS
@@ -25,6 +25,7 @@ from rookworld.rollout.prompts import prompt_text
 from rookworld.tasks.environment import transition
 from rookworld.tasks.reward import RewardRules
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
+from tiny import sample
 
 MOST_BYTES = 16 * 2**20
 

@@ -25,9 +25,10 @@ from rookworld.model.sampling.decode_graphs import (
     pad_prompts,
     round_shape,
 )
-from rookworld.model.sampling.sampler import Sampler, Samples, Sampling, sample
+from rookworld.model.sampling.sampler import Sampler, Samples, Sampling
 from rookworld.model.sampling.token_choice import entropy_of, truncated_logits
 from rookworld.runtime.errors import ConfigError, ModelError
+from tiny import sample
 
 VOCABULARY, NEVER = 61, -1
 GREEDY = Sampling(temperature=0.0, max_new_tokens=12)

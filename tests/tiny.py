@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from rookworld.model.gpt2 import GPT2, GPT2Config
+from rookworld.model.sampling.sampler import Ids, Samples, sampler_for
 from rookworld.model.tokenizer import Tokenizer, chess_tokenizer
 from rookworld.tasks.notation import CASTLING, EN_PASSANT, EVALS, MOVES
 
@@ -20,3 +24,10 @@ def tiny_model(seed: int = 0, spread: float = 10.0) -> tuple[GPT2, Tokenizer]:
         for parameter in model.parameters():
             parameter.mul_(spread if parameter.dim() > 1 else 1.0)
     return model, tokenizer
+
+
+def sample(
+    model: GPT2, prompts: Sequence[Ids], *, dtype: torch.dtype | None = None, **ask: Any
+) -> Samples:
+    """Answers from the model as it is now."""
+    return sampler_for(model, dtype).sample(prompts, **ask)

@@ -34,7 +34,7 @@ from rookworld.model.kernels.cuda_graphs import memory_of
 from rookworld.model.precision import autocast_for, matrix_dtype
 from rookworld.model.sampling.counter_rng import exponential_noise, row_keys
 from rookworld.model.sampling.decode_batch import round_up
-from rookworld.model.sampling.sampler import ROWS_AT_ONCE, Sampling, sample
+from rookworld.model.sampling.sampler import ROWS_AT_ONCE, Sampling, sampler_for
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.rl.batch import (
     DistillBatch,
@@ -148,8 +148,7 @@ def teacher_lists(
     """
     count, device = LISTS, learner.reference.device
     prompts = zip(images.ids, images.lengths.tolist(), strict=True)
-    samples = sample(
-        learner.reference,
+    samples = sampler_for(learner.reference, matrix_dtype(settings.compute.dtype, device)).sample(
         [ids[:length] for ids, length in prompts],
         k=count,
         settings=Sampling(max_new_tokens=MOST_MOVES),
@@ -157,7 +156,6 @@ def teacher_lists(
         seed=settings.seed + SEED,
         keys=[key * SIDES + side for key, side in zip(keys, images.sides.tolist(), strict=True)],
         rows_at_once=lists_at_once(device),
-        dtype=matrix_dtype(settings.compute.dtype, device),
     )
     lists = samples.tokens.view(len(images.ids), count, -1)
     # the last token is never fed; half the usual multiple, since lists are short

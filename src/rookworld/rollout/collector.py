@@ -19,7 +19,7 @@ import torch
 from rookworld.grpo.advantages import flat_groups, reward_tensor, valid_groups
 from rookworld.model.activation_reuse import ActivationStore
 from rookworld.model.gpt2 import GPT2
-from rookworld.model.sampling.sampler import ROWS_AT_ONCE, Sampling, sample
+from rookworld.model.sampling.sampler import ROWS_AT_ONCE, Sampling, sampler_for
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.rollout.prompts import Prompts
 from rookworld.rollout.token_values import listed_move_values, token_values
@@ -86,8 +86,7 @@ class Collector:
 
     def sample(self, prompts: Sequence[Prompt], step: int) -> list[Completions]:
         """K answers to each prompt."""
-        samples = sample(
-            self.model,
+        samples = sampler_for(self.model, self.dtype).sample(
             [prompt.ids for prompt in prompts],
             k=self.k,
             settings=[self.sampling[prompt.letter] for prompt in prompts],
@@ -96,7 +95,6 @@ class Collector:
             step=step,
             keys=[prompt.key for prompt in prompts],
             activations=self.activations,
-            dtype=self.dtype,
         )
         lengths = samples.lengths.tolist()
         ids = samples.tokens.cpu().numpy()

@@ -91,51 +91,16 @@ class _Prompt(NamedTuple):
     place: int
 
 
-def sample(
-    model: GPT2,
-    prompts: Sequence[Ids],
-    *,
-    k: int = 1,
-    settings: Sampling | Sequence[Sampling],
-    eos: int,
-    seed: int,
-    step: int = 0,
-    keys: Sequence[int] | None = None,
-    first_sample: int | Sequence[int] = 0,
-    constraint: Constraint | None = None,
-    rows_at_once: int = ROWS_AT_ONCE,
-    activations: ActivationStore | None = None,
-    dtype: torch.dtype | None = None,
-) -> Samples:
-    """Draw `k` answers to each of `prompts` from `model` as it is now.
-
-    `settings` is one for all or one per prompt; `keys` (default: the prompt's index) and the
-    samples' indices, counted from `first_sample`, name the randomness. With `eos` -1 only the
-    maximum ends an answer. `activations` keeps what was computed. `dtype` is the matrices'
-    (default: the model's). Buffers and graphs are kept for the model's next call; whoever samples
-    often from weights that do not change saves their copy with a `Sampler` of their own.
-    """
-    sampler = _sampler(model, dtype or model.wte.weight.dtype)
-    return sampler.sample(
-        prompts,
-        k=k,
-        settings=settings,
-        eos=eos,
-        seed=seed,
-        step=step,
-        keys=keys,
-        first_sample=first_sample,
-        constraint=constraint,
-        rows_at_once=rows_at_once,
-        activations=activations,
-    )
-
-
 _samplers: WeakKeyDictionary[GPT2, dict[torch.dtype, Sampler]] = WeakKeyDictionary()
 
 
-def _sampler(model: GPT2, dtype: torch.dtype) -> Sampler:
-    """A sampler that sees the model's present weights, kept with its buffers and graphs."""
+def sampler_for(model: GPT2, dtype: torch.dtype | None = None) -> Sampler:
+    """A sampler that sees the model's present weights, kept with its buffers and graphs.
+
+    `dtype` is the matrices' (default: the model's). Whoever samples often from weights that do not
+    change saves their copy with a `Sampler` of their own.
+    """
+    dtype = dtype or model.wte.weight.dtype
     kept = _samplers.setdefault(model, {})
     if dtype in kept and kept[dtype].reads(model):
         kept[dtype].refresh()
@@ -187,7 +152,12 @@ class Sampler:
         rows_at_once: int = ROWS_AT_ONCE,
         activations: ActivationStore | None = None,
     ) -> Samples:
-        """As the function `sample`, from the weights at the last `refresh`."""
+        """Draw `k` answers to each of `prompts`, from the weights at the last `refresh`.
+
+        `settings` is one for all or one per prompt; `keys` (default: the prompt's index) and the
+        samples' indices, counted from `first_sample`, name the randomness. With `eos` -1 only the
+        maximum ends an answer. `activations` keeps what was computed.
+        """
         count = len(prompts)
         each = [settings] * count if isinstance(settings, Sampling) else settings
         firsts = [first_sample] * count if isinstance(first_sample, int) else first_sample
