@@ -91,7 +91,7 @@ def test_attention_is_one_softmax(
     monkeypatch.setattr(triton_attention, "plan", lambda batch: plan)
     generator = torch.Generator().manual_seed(0)
     weights = InferenceWeights(_model(2, size))
-    batch = _as_on_cuda(DecodeBatch(weights, shape, truncated=False, random=True), dtype)
+    batch = _as_on_cuda(DecodeBatch(weights, shape), dtype)
     cache, layer = batch.cache, 1
     for part in (cache.prefix_keys, cache.prefix_values, cache.own_keys, cache.own_values):
         part.copy_(torch.randn(part.shape, generator=generator))
@@ -158,8 +158,8 @@ class _Kernels(EagerDecoder):
         self.check_every, self.steps_ahead = 4, 1
         self.shapes: set[Shape] = set()
 
-    def batch(self, shape: Shape, truncated: bool, random: bool) -> DecodeBatch:
-        batch = _as_on_cuda(super().batch(round_shape(shape), truncated, random))
+    def batch(self, shape: Shape) -> DecodeBatch:
+        batch = _as_on_cuda(super().batch(round_shape(shape)))
         self.shapes.add(batch.shape)
         return batch
 
@@ -179,9 +179,7 @@ class _Kernels(EagerDecoder):
 def test_programs_share_rows_where_few_would_walk_through_many_slots(
     shape: Shape, dtype: torch.dtype, programs: int, splits: int
 ) -> None:
-    batch = _as_on_cuda(
-        DecodeBatch(InferenceWeights(_model(12, 16)), shape, truncated=False, random=True), dtype
-    )
+    batch = _as_on_cuda(DecodeBatch(InferenceWeights(_model(12, 16)), shape), dtype)
     plan = triton_attention.plan(batch)
     assert shape.groups * -(-shape.width // plan.rows) * 12 == programs
     assert plan.splits == splits
@@ -225,7 +223,7 @@ def test_the_kernels_draw_what_torch_draws(
 
 def test_equal_scores_go_to_the_least_id() -> None:
     weights = InferenceWeights(_model())
-    batch = DecodeBatch(weights, Shape(1, 3, 16, 16), truncated=False, random=False)
+    batch = DecodeBatch(weights, Shape(1, 3, 16, 16, random=False))
     batch.rows.done.fill_(False)
     batch.rows.limits.fill_(16)
     batch.eos.fill_(-1)

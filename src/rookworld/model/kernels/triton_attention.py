@@ -46,7 +46,7 @@ class Plan(NamedTuple):
 
 
 def plan(batch: DecodeBatch) -> Plan:
-    (groups, width, _, _), config = batch.shape, batch.weights.config
+    (groups, width, *_), config = batch.shape, batch.weights.config
     rows = min(TILE, triton.next_power_of_2(width))
 
     def programs() -> int:
@@ -71,7 +71,7 @@ def attend(
 
     With a `bias` what is given are fp32 parts [parts, rows, 3 × width] that sum to `qkv` less it.
     """
-    cache, (groups, width, _, _) = batch.cache, batch.shape
+    cache, (groups, width, *_) = batch.cache, batch.shape
     heads, size = batch.weights.config.n_head, batch.weights.config.head_size
     rows, prefix, own, warps, stages, splits = plan(batch)
     prefix_keys, own_keys = cache.prefix_keys[index], cache.own_keys[index]

@@ -25,16 +25,16 @@ FOUND = 6
 
 def choose(batch: DecodeBatch, logits: Tensor) -> None:
     """Draw and record the next token of every row, and count it."""
-    rows, rules = batch.rows, batch.rows.rules
+    rows = batch.rows
     count, vocabulary = logits.shape
     parts = max(1, min(MOST_PARTS, triton.next_power_of_2(PROGRAMS // count)))
     block = min(TOKENS_PER_BLOCK, triton.next_power_of_2(vocabulary))
     found = torch.empty(FOUND, parts, count, device=logits.device)
     _search_kernel[(count, parts)](
-        logits, rules.temperature, rules.greedy.view(torch.uint8), rows.keys, batch.index, found,
+        logits, rows.temperature, rows.greedy.view(torch.uint8), rows.keys, batch.index, found,
         logits.stride(0), VOCABULARY=vocabulary,
         SHARE=triton.cdiv(triton.cdiv(vocabulary, parts), block) * block,
-        RANDOM=rules.random, BLOCK=block, num_warps=SEARCH_WARPS, **early(logits.device),
+        RANDOM=batch.shape.random, BLOCK=block, num_warps=SEARCH_WARPS, **early(logits.device),
     )  # fmt: skip
     _record_kernel[(1,)](
         found, rows.limits, rows.done.view(torch.uint8), batch.eos, batch.index, batch.last,

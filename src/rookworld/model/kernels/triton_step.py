@@ -30,7 +30,7 @@ def advance(batch: DecodeBatch) -> None:
 
 def draw(batch: DecodeBatch, logits: Tensor) -> None:
     """Draw and record the next token of every row."""
-    if batch.rows.rules.truncated:
+    if batch.shape.truncated:
         batch.choose(logits)
     else:
         choose(batch, logits)

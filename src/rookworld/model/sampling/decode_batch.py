@@ -8,7 +8,6 @@ Rows are grouped by prompt, [groups, width]; groups and rows beyond the real one
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 from rookworld.model.attention import padding_bias
 from rookworld.model.inference import InferenceWeights, decode
 from rookworld.model.sampling.kv_cache import Cache
-from rookworld.model.sampling.token_choice import DrawRules, choose
+from rookworld.model.sampling.token_choice import Rows, choose
 from rookworld.runtime.errors import ModelError
 
 Mask = Callable[[Tensor], Tensor]
@@ -25,12 +24,16 @@ Mask = Callable[[Tensor], Tensor]
 
 
 class Shape(NamedTuple):
-    """How large a batch's tensors are: groups × width rows, and slots for prompts and answers."""
+    """What a batch is made for: groups × width rows, slots for prompts and answers, draws."""
 
     groups: int
     width: int
     prefix: int
     new: int
+    truncated: bool = False
+    """some row has a top-k or top-p"""
+    random: bool = True
+    """some row is not greedy"""
 
     @property
     def rows(self) -> int:
@@ -42,61 +45,19 @@ def round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-@dataclass(frozen=True)
-class Rows:
-    """What sampling must know of each row."""
-
-    keys: Tensor
-    """[rows] int64, the row's randomness"""
-    limits: Tensor
-    """[rows] int64, its maximum of new tokens"""
-    done: Tensor
-    """[rows] bool"""
-    rules: DrawRules
-
-    @classmethod
-    def idle(cls, rows: int, device: torch.device, truncated: bool, random: bool) -> Rows:
-        counts = torch.zeros(rows, dtype=torch.int64, device=device)
-        ones = torch.ones(rows, device=device)
-        rules = DrawRules(
-            ones, counts.clone(), ones.clone(), ones.bool(), truncated=truncated, random=random
-        )
-        return cls(counts, counts.clone(), ones.bool(), rules)
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {
-            "keys": self.keys,
-            "limits": self.limits,
-            "done": self.done,
-            **self.rules.tensors(),
-        }
-
-    def receive(self, other: Rows) -> None:
-        """Copy `other`'s rows to the front; what lies behind them is done."""
-        self.done.fill_(True)
-        theirs = other.tensors()
-        for name, mine in self.tensors().items():
-            mine[: len(theirs[name])].copy_(theirs[name])
-
-    def take(self, rows: Tensor) -> Rows:
-        return Rows(self.keys[rows], self.limits[rows], self.done[rows], self.rules.take(rows))
-
-
 class DecodeBatch:
     """The state of one decode, allocated once for a `Shape`."""
 
-    def __init__(
-        self, weights: InferenceWeights, shape: Shape, truncated: bool, random: bool
-    ) -> None:
+    def __init__(self, weights: InferenceWeights, shape: Shape) -> None:
         device, heads = weights.device, weights.config.n_head
         self.weights, self.shape = weights, shape
         # On the CPU fp32: its batched bf16 products of one query are three times slower.
         dtype = torch.float32 if device.type == "cpu" else weights.dtype
-        self.cache = Cache(weights.config, shape, dtype, device)
+        self.cache = Cache(weights.config, shape[:4], dtype, device)
         self.lengths = torch.ones(shape.groups, dtype=torch.int64, device=device)
         self.bias = torch.zeros(shape.groups * heads, 1, shape.prefix, device=device)
         self.padded = True
-        self.rows = Rows.idle(shape.rows, device, truncated, random)
+        self.rows = Rows.idle(shape.rows, device)
         self.last = torch.zeros(shape.rows, dtype=torch.int64, device=device)
         self.eos = torch.zeros(1, dtype=torch.int64, device=device)
         self.index = torch.zeros(1, dtype=torch.int64, device=device)
@@ -156,7 +117,8 @@ class DecodeBatch:
             if not bool((allowed.any(-1) | self.rows.done).all()):
                 raise ModelError("the constraint leaves a row without any token to continue with")
             logits = logits.masked_fill(~allowed, -torch.inf)
-        self.record(*choose(logits, self.rows.rules, self.rows.keys, self.index))
+        kind = {"truncated": self.shape.truncated, "random": self.shape.random}
+        self.record(*choose(logits, self.rows, self.index, **kind))
 
     def logits(self, slot: int) -> Tensor:
         """Scores for the next token of every row, after feeding the last one at own `slot`."""

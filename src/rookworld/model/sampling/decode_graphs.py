@@ -37,9 +37,6 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Names of <malloc.h>."""
 
 Ids = NDArray[np.int64]
-Key = tuple[Shape, bool, bool]
-"""What a batch is made for: its shape, and whether rows are truncated and random."""
-
 
 T = TypeVar("T")
 
@@ -51,22 +48,22 @@ class _RecentlyUsed(Generic[T]):
     """
 
     def __init__(
-        self, make: Callable[[Shape, bool, bool], T], cost: Callable[[Shape], int], budget: int
+        self, make: Callable[[Shape], T], cost: Callable[[Shape], int], budget: int
     ) -> None:
         self.make, self.cost, self.budget = make, cost, budget
-        self.values: OrderedDict[Key, T] = OrderedDict()
+        self.values: OrderedDict[Shape, T] = OrderedDict()
 
-    def __getitem__(self, key: Key) -> T:
-        if key not in self.values:
-            room = self.budget - self.cost(key[0])
+    def __getitem__(self, shape: Shape) -> T:
+        if shape not in self.values:
+            room = self.budget - self.cost(shape)
             while len(self.values) >= BATCHES_KEPT and self._spent() > room:
                 self.values.popitem(last=False)
-            self.values[key] = self.make(*key)
-        self.values.move_to_end(key)
-        return self.values[key]
+            self.values[shape] = self.make(shape)
+        self.values.move_to_end(shape)
+        return self.values[shape]
 
     def _spent(self) -> int:
-        return sum(self.cost(shape) for shape, *_ in self.values)
+        return sum(self.cost(shape) for shape in self.values)
 
 
 class Decoder(Protocol):
@@ -77,7 +74,7 @@ class Decoder(Protocol):
     compact_at: float
     """rows are compacted when no more than this fraction of them is left"""
 
-    def batch(self, shape: Shape, truncated: bool, random: bool) -> DecodeBatch:
+    def batch(self, shape: Shape) -> DecodeBatch:
         """A batch of at least `shape`, ready to begin."""
         ...
 
@@ -100,10 +97,10 @@ class EagerDecoder:
         self.check_every = 1 if weights.device.type == "cpu" else 8
         keep_freed_pages()
         # Buffers are kept because fresh pages cost a tenth of a short decode.
-        self.batches = _RecentlyUsed(lambda *key: DecodeBatch(weights, *key), lambda _: 1, 0)
+        self.batches = _RecentlyUsed(lambda shape: DecodeBatch(weights, shape), lambda _: 1, 0)
 
-    def batch(self, shape: Shape, truncated: bool, random: bool) -> DecodeBatch:
-        batch = self.batches[shape, truncated, random]
+    def batch(self, shape: Shape) -> DecodeBatch:
+        batch = self.batches[shape]
         batch.cache.restart_own()
         return batch
 
@@ -186,16 +183,16 @@ class GraphDecoder:
         self.pool = torch.cuda.graph_pool_handle()
         self.made = _RecentlyUsed(self._make, self._bytes, BYTES_KEPT)
 
-    def batch(self, shape: Shape, truncated: bool, random: bool) -> DecodeBatch:
-        return self.made[round_shape(shape), truncated, random].batch
+    def batch(self, shape: Shape) -> DecodeBatch:
+        return self.made[round_shape(shape)].batch
 
     def step(self, batch: DecodeBatch, slot: int, mask: Mask | None) -> None:
-        self._of(batch).step.replay()
+        self.made[batch.shape].step.replay()
 
     def start(self, batch: DecodeBatch, prompts: Sequence[Ids], mask: Mask | None) -> None:
         groups, longest = batch.shape.groups, round_up(len(prompts[-1]), 16)
         tokens = min(longest, self.weights.config.n_positions)
-        starts = self._of(batch).starts
+        starts = self.made[batch.shape].starts
         if groups * tokens > PREFILL_CAPTURED or tokens not in starts:
             starts[tokens] = None
             self.draw(batch, prefill_batch(batch, prompts))
@@ -207,18 +204,14 @@ class GraphDecoder:
         start.lengths.copy_(given[1])
         start.graph.replay()
 
-    def _of(self, batch: DecodeBatch) -> _CapturedBatch:
-        rules = batch.rows.rules
-        return self.made[batch.shape, rules.truncated, rules.random]
-
     def _bytes(self, shape: Shape) -> int:
         """Of a batch's keys and values."""
         config, slots = self.weights.config, shape.groups * shape.prefix + shape.rows * shape.new
         return 2 * slots * config.n_layer * config.n_embd * self.weights.dtype.itemsize
 
-    def _make(self, shape: Shape, truncated: bool, random: bool) -> _CapturedBatch:
+    def _make(self, shape: Shape) -> _CapturedBatch:
         """A batch and the graph of its step; what the warm-up writes at index 1 is forgotten."""
-        batch = DecodeBatch(self.weights, shape, truncated, random)
+        batch = DecodeBatch(self.weights, shape)
         batch.cache.resize_own(shape.new)
         batch.index.fill_(1)
         return _CapturedBatch(batch, self._capture(lambda: self.advance(batch), [batch.index]), {})
@@ -249,11 +242,10 @@ class GraphDecoder:
 
 def round_shape(shape: Shape) -> Shape:
     """`shape` rounded up, so that a few graphs serve calls of many sizes."""
-    return Shape(
-        _round_steps(shape.groups),
-        shape.width,
-        round_up(shape.prefix, 64),
-        round_up(shape.new, 16),
+    return shape._replace(
+        groups=_round_steps(shape.groups),
+        prefix=round_up(shape.prefix, 64),
+        new=round_up(shape.new, 16),
     )
 
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -26,9 +26,9 @@ from rookworld.model.gpt2 import GPT2
 from rookworld.model.inference import InferenceWeights
 from rookworld.model.kernels.dispatch import have_triton
 from rookworld.model.sampling.counter_rng import row_keys, wrap_int64
-from rookworld.model.sampling.decode_batch import DecodeBatch, Mask, Rows, Shape
+from rookworld.model.sampling.decode_batch import DecodeBatch, Mask, Shape
 from rookworld.model.sampling.decode_graphs import Decoder, EagerDecoder, GraphDecoder
-from rookworld.model.sampling.token_choice import DrawRules
+from rookworld.model.sampling.token_choice import Rows
 from rookworld.runtime.errors import ConfigError, ModelError
 
 ROWS_AT_ONCE = 1024
@@ -209,10 +209,10 @@ class Sampler:
         self, part: _Part, result: _Result, activations: ActivationStore | None
     ) -> None:
         decoder = self.decoder if part.constraint is None and activations is None else self.eager
-        rows = part.rows()
-        batch = decoder.batch(part.shape, rows.rules.truncated, rows.rules.random)
+        shape = part.shape
+        batch = decoder.batch(shape)
         lengths = torch.tensor([len(prompt.ids) for prompt in part.prompts])
-        batch.begin(lengths, rows, part.eos)
+        batch.begin(lengths, part.rows(), part.eos)
         batch.padded = bool((lengths != batch.shape.prefix).any())
         places = part.places(self.weights.device)
         decoder.start(batch, [prompt.ids for prompt in part.prompts], part.mask(places))
@@ -220,7 +220,7 @@ class Sampler:
             activations.add_prompts(
                 self.weights, [one.place // part.k for one in part.prompts], lengths
             )
-        used, limit = 1, part.shape.new
+        used, limit = 1, shape.new
         while used < limit:
             looked = min(limit, used + decoder.check_every)
             busy = min(limit, looked + decoder.steps_ahead)
@@ -254,8 +254,16 @@ class _Part:
 
     @property
     def shape(self) -> Shape:
-        new = max(prompt.settings.max_new_tokens for prompt in self.prompts)
-        return Shape(len(self.prompts), self.k, len(self.prompts[-1].ids), new)
+        each = [prompt.settings for prompt in self.prompts]
+        drawn = [settings for settings in each if settings.temperature > 0]
+        return Shape(
+            len(self.prompts),
+            self.k,
+            prefix=len(self.prompts[-1].ids),
+            new=max(settings.max_new_tokens for settings in each),
+            truncated=any(settings.top_k > 0 or settings.top_p < 1 for settings in drawn),
+            random=bool(drawn),
+        )
 
     def places(self, device: torch.device) -> Tensor:
         """Where each row goes in the result."""
@@ -271,32 +279,27 @@ class _Part:
         return None if constraint is None else lambda tokens: constraint(places, tokens)
 
     def rows(self) -> Rows:
-        """On the host: the batch that takes them in has its own place for each tensor."""
+        """On the host: the batch that takes them in has its own place for each tensor.
+
+        Greedy rows are neither tempered nor truncated: their log-probs are the plain softmax's.
+        """
         each = [prompt.settings for prompt in self.prompts]
+        free = [Sampling() if one.temperature == 0 else one for one in each]
         firsts = np.array([prompt.first_sample for prompt in self.prompts])
         names = np.repeat(wrap_int64([prompt.key for prompt in self.prompts]), self.k)
-        keys = row_keys(self.seed, self.step, names, self._each(firsts))
-        limits = torch.tensor([settings.max_new_tokens for settings in each])
-        done = torch.zeros(len(each) * self.k, dtype=torch.bool)
-        return Rows(keys, limits.repeat_interleave(self.k), done, _rules(each, self.k))
 
+        def repeated(values: list[Any]) -> Tensor:
+            return torch.tensor(values).repeat_interleave(self.k)
 
-def _rules(each: Sequence[Sampling], k: int) -> DrawRules:
-    """What holds for each of a prompt's `k` rows.
-
-    Greedy rows are neither tempered nor truncated: their log-probs are the plain softmax's.
-    """
-    greedy = [settings.temperature == 0 for settings in each]
-    plain = Sampling(max_new_tokens=1)
-    free = [plain if s.temperature == 0 else s for s in each]
-    return DrawRules(
-        temperature=torch.tensor([s.temperature for s in free]).repeat_interleave(k),
-        top_k=torch.tensor([s.top_k for s in free]).repeat_interleave(k),
-        top_p=torch.tensor([s.top_p for s in free]).repeat_interleave(k),
-        greedy=torch.tensor(greedy).repeat_interleave(k),
-        truncated=any(s.top_k > 0 or s.top_p < 1 for s in free),
-        random=not all(greedy),
-    )
+        return Rows(
+            keys=row_keys(self.seed, self.step, names, self._each(firsts)),
+            limits=repeated([one.max_new_tokens for one in each]),
+            done=repeated([False] * len(each)),
+            temperature=repeated([one.temperature for one in free]),
+            top_k=repeated([one.top_k for one in free]),
+            top_p=repeated([one.top_p for one in free]),
+            greedy=repeated([one.temperature == 0 for one in each]),
+        )
 
 
 class _DoneFlags:
@@ -335,9 +338,8 @@ def _compact(
     decoder: Decoder, batch: DecodeBatch, places: Tensor, groups: Tensor, columns: Tensor
 ) -> tuple[DecodeBatch, Tensor]:
     """A smaller batch that goes on with the survivors, and where its rows go in the result."""
-    rules, (_, _, prefix, new) = batch.rows.rules, batch.shape
-    shape = Shape(len(groups), columns.shape[1], prefix, new)
-    smaller = decoder.batch(shape, rules.truncated, rules.random)
+    shape = batch.shape._replace(groups=len(groups), width=columns.shape[1])
+    smaller = decoder.batch(shape)
     groups, columns = groups.to(places.device), columns.to(places.device)
     smaller.receive(batch, groups, columns)
     return smaller, places[(groups[:, None] * batch.shape.width + columns).flatten()]

@@ -9,7 +9,7 @@ for the device. Left out: penalties, min-p, typical sampling.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -19,47 +19,68 @@ from rookworld.model.sampling.counter_rng import exponential_noise, fold
 
 
 @dataclass(frozen=True)
-class DrawRules:
-    """How each row draws: tensors over rows, and which of them matter at all."""
+class Rows:
+    """What sampling must know of each row, a tensor [rows] each."""
 
+    keys: Tensor
+    """int64, the row's randomness"""
+    limits: Tensor
+    """int64, its maximum of new tokens"""
+    done: Tensor
+    """bool"""
     temperature: Tensor
-    """[rows] float32, 1 where greedy"""
+    """float32, 1 where greedy"""
     top_k: Tensor
-    """[rows] int64, 0 keeps all"""
+    """int64, 0 keeps all"""
     top_p: Tensor
-    """[rows] float32, 1 keeps all"""
+    """float32, 1 keeps all"""
     greedy: Tensor
-    """[rows] bool"""
-    truncated: bool
-    """some row has a top-k or top-p"""
-    random: bool
-    """some row is not greedy"""
+    """bool"""
 
-    def tensors(self) -> dict[str, Tensor]:
-        named = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in named.items() if isinstance(value, Tensor)}
+    @classmethod
+    def idle(cls, rows: int, device: torch.device) -> Rows:
+        def full(dtype: torch.dtype, value: int) -> Tensor:
+            return torch.full((rows,), value, dtype=dtype, device=device)
 
-    def take(self, rows: Tensor) -> DrawRules:
-        """The rules of `rows`, in that order."""
-        taken = {name: value[rows] for name, value in self.tensors().items()}
-        return DrawRules(**taken, truncated=self.truncated, random=self.random)
+        return cls(
+            keys=full(torch.int64, 0),
+            limits=full(torch.int64, 0),
+            done=full(torch.bool, 1),
+            temperature=full(torch.float32, 1),
+            top_k=full(torch.int64, 0),
+            top_p=full(torch.float32, 1),
+            greedy=full(torch.bool, 1),
+        )
+
+    def receive(self, other: Rows) -> None:
+        """Copy `other`'s rows to the front; what lies behind them is done."""
+        self.done.fill_(True)
+        for name, theirs in vars(other).items():
+            getattr(self, name)[: len(theirs)].copy_(theirs)
+
+    def take(self, rows: Tensor) -> Rows:
+        """Some rows, in that order."""
+        return Rows(**{name: value[rows] for name, value in vars(self).items()})
 
 
-def choose(logits: Tensor, rules: DrawRules, keys: Tensor, index: Tensor) -> tuple[Tensor, ...]:
+def choose(
+    logits: Tensor, rows: Rows, index: Tensor, *, truncated: bool, random: bool
+) -> tuple[Tensor, ...]:
     """Token, log-prob and entropy, each [rows], from `logits` [rows, vocabulary].
 
-    `keys` are the rows' keys, `index` how many tokens each row has so far: together the noise.
+    `index` is how many tokens each row has so far, which with the rows' keys makes the noise. No
+    row has a top-k or top-p unless `truncated`, and all are greedy unless `random`.
     """
-    if rules.truncated:
-        scores = truncated_logits(logits, rules.temperature, rules.top_k, rules.top_p)
+    if truncated:
+        scores = truncated_logits(logits, rows.temperature, rows.top_k, rows.top_p)
     else:
-        scores = logits.float() / rules.temperature[:, None]
+        scores = logits.float() / rows.temperature[:, None]
     log_p = torch.log_softmax(scores, -1)
     p = log_p.exp()
-    if rules.random:
+    if random:
         # Where greedy, nobody waits and the most probable token wins.
-        waits = exponential_noise(fold(keys, index), logits.shape[-1])
-        token = (p / waits.masked_fill_(rules.greedy[:, None], 1.0)).argmax(-1)
+        waits = exponential_noise(fold(rows.keys, index), logits.shape[-1])
+        token = (p / waits.masked_fill_(rows.greedy[:, None], 1.0)).argmax(-1)
     else:
         token = p.argmax(-1)
     logp = log_p.gather(-1, token[:, None])[:, 0]
