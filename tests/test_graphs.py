@@ -184,9 +184,9 @@ def test_gradients_found_before_a_replay_are_kept() -> None:
     passes = PassGraphs(model, pool_of())
     first = next(model.parameters())
     first.grad = torch.full_like(first, 2.0)
-    passes.settle_gradients()
+    passes.share_gradients()
     assert first.grad is next(passes.twin.parameters()).grad
     assert bool((first.grad == 2.0).all())
     first.grad = None
-    passes.settle_gradients()
+    passes.share_gradients()
     assert first.grad is not None and not first.grad.any()

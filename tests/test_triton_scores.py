@@ -32,7 +32,7 @@ def _inputs() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 
 
 def _fused(*inputs: Any) -> TokenStats:
-    apply: Any = triton_scores.Scores.apply
+    apply: Any = triton_scores.FusedTokenStats.apply
     logp, entropy, kl, ref_logp = apply(*inputs)
     return TokenStats(logp=logp, entropy=entropy, kl=kl, ref_logp=ref_logp)
 
@@ -92,13 +92,13 @@ def test_token_stats_takes_this_way_on_a_gpu(monkeypatch: pytest.MonkeyPatch) ->
 
     hidden, head, ids, ref_hidden, ref_head = _inputs()
     called = []
-    fused: Any = triton_scores.Scores.apply
+    fused: Any = triton_scores.FusedTokenStats.apply
 
     def counted(*given: Any) -> Any:
         called.append(1)
         return fused(*given)
 
-    monkeypatch.setattr(triton_scores.Scores, "apply", counted)
+    monkeypatch.setattr(triton_scores.FusedTokenStats, "apply", counted)
     token_stats(hidden, head, ids, ref_hidden=ref_hidden, ref_head=ref_head)
     token_stats(
         hidden, head, ids, draw=Draw(temperature=0.5), ref_hidden=ref_hidden, ref_head=ref_head

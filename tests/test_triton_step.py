@@ -245,7 +245,7 @@ def test_a_product_in_parts_is_the_product(rows: int, inner: int, width: int) ->
     )
     seen = torch.randn(rows, inner, generator=generator).to(DEVICE, HALF)
     dense = Dense(weight, bias, HALF)
-    parts = triton_product.product_parts(dense, seen)
+    parts = triton_product.linear_parts(dense, seen)
     expected = seen.float() @ weight.to(HALF).float().T
     torch.testing.assert_close(parts.sum(0), expected, atol=2e-3, rtol=1e-3)
     x = torch.randn(rows, width, generator=generator).to(DEVICE)
@@ -268,7 +268,7 @@ def test_a_widened_row_is_gelu_of_its_product(rows: int, inner: int, width: int)
     dense = Dense(weight, bias, HALF)
     plain = x.float() @ weight.to(HALF).float().T + bias.to(HALF).float()
     expected = torch.nn.functional.gelu(plain, approximate="tanh")
-    found = triton_product.widened(dense, x).float()
+    found = triton_product.linear_gelu(dense, x).float()
     torch.testing.assert_close(found, expected, atol=4e-3, rtol=8e-3)
 
 
@@ -288,5 +288,5 @@ def test_a_program_holds_no_more_than_the_gpu_lets_it(
     monkeypatch.setattr(triton_product, "_room", lambda x: memory // 2)
     x = torch.empty(rows, inner, dtype=HALF, device="meta")
     assert triton_product.suits(x) is parts
-    assert triton_product.suits_widening(x) is widening
+    assert triton_product.suits_linear_gelu(x) is widening
     assert not triton_product.suits(x.float())

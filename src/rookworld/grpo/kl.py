@@ -216,11 +216,11 @@ def token_stats(
 def _stats_in_triton(
     ids: Tensor, hidden: Tensor, head: Tensor, ref_hidden: Tensor, ref_head: Tensor
 ) -> TokenStats:
-    from rookworld.model.kernels.triton_scores import Scores
+    from rookworld.model.kernels.triton_scores import FusedTokenStats
 
     cast = torch.is_autocast_enabled(hidden.device.type)
     dtype = torch.get_autocast_dtype(hidden.device.type) if cast else hidden.dtype
-    apply: Callable[..., tuple[Tensor, ...]] = Scores.apply
+    apply: Callable[..., tuple[Tensor, ...]] = FusedTokenStats.apply
     # kernels go to the current device, which need not be the tensors'
     with torch.cuda.device(hidden.device):
         logp, entropy, kl, ref_logp = apply(hidden, head, ids, ref_hidden, ref_head, dtype)

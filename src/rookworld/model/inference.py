@@ -20,7 +20,7 @@ from rookworld.model.attention import Attend, padding_bias
 from rookworld.model.gpt2 import GPT2, Block, select_rows
 from rookworld.model.kernels import cpu
 from rookworld.model.kernels.cpu import gelu as gelu_of
-from rookworld.model.sampling.kv_cache import Cache
+from rookworld.model.sampling.kv_cache import KVCache
 
 
 class Dense:
@@ -61,13 +61,13 @@ class Dense:
 
     def __call__(self, x: Tensor, gelu: bool = False) -> Tensor:
         if not self.separate_gelu:
-            return self._multiplied(x, gelu)
-        found = self._multiplied(x, gelu=False)
+            return self._multiply(x, gelu)
+        found = self._multiply(x, gelu=False)
         if self.recorded is not None:
             self.recorded.append(found)
         return gelu_of(found) if gelu else found
 
-    def _multiplied(self, x: Tensor, gelu: bool) -> Tensor:
+    def _multiply(self, x: Tensor, gelu: bool) -> Tensor:
         x = x.to(self.dtype)
         if self.packed:
             return cpu.linear(x, self.weight, self.bias, gelu)
@@ -174,7 +174,7 @@ def hidden_states(
 
 
 def prefill(
-    weights: InferenceWeights, cache: Cache, first: int, ids: Tensor, lengths: Tensor
+    weights: InferenceWeights, cache: KVCache, first: int, ids: Tensor, lengths: Tensor
 ) -> Tensor:
     """Fill the prefix of groups `first`… from `ids` [prompts, tokens], padded at the right.
 
@@ -268,7 +268,7 @@ def _scores(q: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
 
 def decode(
     weights: InferenceWeights,
-    cache: Cache,
+    cache: KVCache,
     ids: Tensor,
     positions: Tensor,
     slot: int,

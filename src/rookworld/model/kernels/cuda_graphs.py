@@ -73,14 +73,14 @@ class PassGraphs:
         if key not in self.kept:
             if self.seen[key] <= SEEN_BEFORE or not self.has_room():
                 return run(self.model, x, heads, rows)
-            self.settle_gradients()
+            self.share_gradients()
             with torch.cuda.device(x.device):
                 self.kept[key] = PassGraph(run, self.twin, x, heads, most, self.pool, self.learns)
         self.kept.move_to_end(key)
         graph = self.kept[key]
         if not (self.learns and torch.is_grad_enabled()):
             return graph.forward(x, heads, rows)
-        self.settle_gradients()
+        self.share_gradients()
         # without embeddings to learn nothing else would say that a gradient is wanted
         x = x if x.requires_grad else x.detach().requires_grad_()
         found: Tensor = _Replay.apply(graph, x, heads, rows)  # type: ignore[no-untyped-call]
@@ -96,7 +96,7 @@ class PassGraphs:
         del self.kept[oldest]
         return True
 
-    def settle_gradients(self) -> None:
+    def share_gradients(self) -> None:
         """Let parameters and their twins have their gradients in one place, whatever is in it."""
         empty = []
         for parameter, twin in self.learning:
@@ -138,32 +138,32 @@ class PassGraph:
         self.rows = heads.new_zeros(most)
         self.there, self.back = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
 
-        def passed() -> Tensor:
+        def run_pass() -> Tensor:
             # no cache: what it kept would belong to the recording and be used beside it
             with torch.autocast("cuda", **_autocast(), cache_enabled=False):
                 return run(model, self.x, self.heads, self.rows)
 
         with torch.set_grad_enabled(learns):
-            self.slope = self.warm_up(passed)
+            self.gradient = self.warm_up(run_pass)
             with torch.cuda.graph(self.there, pool=pool):
-                found = passed()
+                found = run_pass()
         self.found = found.detach()
         if learns:
             with torch.cuda.graph(self.back, pool=pool):
-                go_back(found, self.slope)
+                backpropagate(found, self.gradient)
 
-    def warm_up(self, passed: Callable[[], Tensor]) -> Tensor:
+    def warm_up(self, run_pass: Callable[[], Tensor]) -> Tensor:
         """Both ways once, for kernels cannot be loaded while recording; zeros like what is found.
 
         Going back from zeros adds zeros to the gradients.
         """
         with on_side_stream(self.x.device):
-            found = passed()
-            slope = torch.zeros_like(found)
+            found = run_pass()
+            gradient = torch.zeros_like(found)
             if found.requires_grad:
-                go_back(found, slope)
+                backpropagate(found, gradient)
             self.x.grad = None
-        return slope
+        return gradient
 
     @torch.no_grad()
     def forward(self, x: Tensor, heads: Tensor, rows: Tensor) -> Tensor:
@@ -175,18 +175,18 @@ class PassGraph:
         return self.found[: len(rows)].clone()
 
     @torch.no_grad()
-    def backward(self, slope: Tensor) -> Tensor:
+    def backward(self, gradient: Tensor) -> Tensor:
         """Add to the parameters' gradients; returns that of `x`."""
-        self.slope[: len(slope)].copy_(slope)
-        self.slope[len(slope) :].zero_()
+        self.gradient[: len(gradient)].copy_(gradient)
+        self.gradient[len(gradient) :].zero_()
         self.back.replay()
         assert self.x.grad is not None
         return self.x.grad
 
 
-def go_back(found: Tensor, slope: Tensor) -> None:
+def backpropagate(found: Tensor, gradient: Tensor) -> None:
     with torch.autocast("cuda", enabled=False):
-        found.backward(slope)  # type: ignore[no-untyped-call]
+        found.backward(gradient)  # type: ignore[no-untyped-call]
 
 
 class _Replay(torch.autograd.Function):
@@ -197,8 +197,8 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        return None, ctx.graph.backward(slope), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return None, ctx.graph.backward(gradient), None, None
 
 
 def _autocast() -> dict[str, Any]:

@@ -1,7 +1,7 @@
 # mypy: ignore-errors
 """Products of a few rows and a large matrix in Triton: the time they take is that of reading it.
 
-Laws: the parts of a product sum to it in float32; `widened` is gelu_tanh of it, rounded once. A
+Laws: the parts of a product sum to it in float32; `linear_gelu` is gelu_tanh of it, rounded once. A
 program takes a few columns and a piece of the inner side, and has asked for its piece of the matrix
 before it waits for the rows. Left out: many rows, where cuBLAS is at home, and float32.
 """
@@ -33,8 +33,8 @@ def suits(x: Tensor) -> bool:
     return _tile(len(x)) * PIECE + PIECE * COLUMNS <= _room(x)
 
 
-def suits_widening(x: Tensor) -> bool:
-    """Whether `widened` takes `x`: a program holds all it needs of the matrix at once."""
+def suits_linear_gelu(x: Tensor) -> bool:
+    """Whether `linear_gelu` takes `x`: a program holds all it needs of the matrix at once."""
     held = triton.cdiv(x.shape[1], WIDE_PIECE) * WIDE_PIECE * WIDE_COLUMNS
     return suits(x) and _tile(len(x)) * WIDE_PIECE + held <= _room(x)
 
@@ -51,7 +51,7 @@ def _room(x: Tensor) -> int:
     return max_shared_mem(x.device.index) // x.element_size()
 
 
-def product_parts(dense: Dense, x: Tensor) -> Tensor:
+def linear_parts(dense: Dense, x: Tensor) -> Tensor:
     """fp32 parts [parts, rows, width] whose sum is the product; the bias is left to the reader.
 
     cuBLAS also cuts such a product, and then needs a kernel of its own to sum it up.
@@ -69,7 +69,7 @@ def product_parts(dense: Dense, x: Tensor) -> Tensor:
     return parts
 
 
-def widened(dense: Dense, x: Tensor) -> Tensor:
+def linear_gelu(dense: Dense, x: Tensor) -> Tensor:
     """gelu_tanh(x @ weight.T + bias) [rows, width], in one kernel and of the dtype of `x`."""
     (rows, inner), width = x.shape, len(dense.weight)
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)

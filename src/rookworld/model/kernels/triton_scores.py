@@ -22,7 +22,7 @@ KEPT = 6
 """Of each row: log-probability, entropy, KL, the reference's log-probability, both log-sums."""
 
 
-class Scores(torch.autograd.Function):
+class FusedTokenStats(torch.autograd.Function):
     """(hidden, head, ids, ref_hidden, ref_head, dtype) -> logp, entropy, kl, ref_logp [rows]."""
 
     @staticmethod
@@ -55,7 +55,8 @@ class Scores(torch.autograd.Function):
         for part in chunks(len(ids), len(weights), ctx.dtype):
             scores = states[part] @ weights.T
             reference = ref_states[part] @ ref_weights.T
-            _turn(scores, reference, ids[part], found[:, part], wanted[:, part], len(head))
+            given = (ids[part], found[:, part], wanted[:, part])
+            _write_gradient(scores, reference, *given, len(head))
             to_hidden[part] = (scores @ weights).to(hidden.dtype)
             if ctx.needs_input_grad[1]:
                 share = (scores.T @ states[part])[: len(head)].to(head.dtype)
@@ -82,11 +83,11 @@ def _read(scores: Tensor, reference: Tensor, ids: Tensor, found: Tensor, vocabul
     )  # fmt: skip
 
 
-def _turn(
+def _write_gradient(
     scores: Tensor, reference: Tensor, ids: Tensor, found: Tensor, wanted: Tensor, vocabulary: int
 ) -> None:
-    """Scores -> their gradient, in place; `wanted` [3, rows] is that of logp, entropy and KL."""
-    _turn_kernel[(len(ids),)](
+    """Scores -> their gradient, in place, from that of logp, entropy and KL: `wanted` [3, rows]."""
+    _gradient_kernel[(len(ids),)](
         scores, reference, ids, found, wanted, scores.stride(0), found.stride(0),
         wanted.stride(0), VOCABULARY=vocabulary, WIDTH=scores.shape[1], BLOCK=_block(vocabulary),
         num_warps=WARPS,
@@ -154,7 +155,7 @@ def _read_kernel(
 
 
 @triton.jit
-def _turn_kernel(
+def _gradient_kernel(
     scores, reference, ids, found, wanted, stride, line, wanted_line,
     VOCABULARY: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

@@ -19,7 +19,12 @@ from rookworld.model.kernels.triton_attention import attend
 from rookworld.model.kernels.triton_choice import choose
 from rookworld.model.kernels.triton_launch import await_previous, begin, early
 from rookworld.model.kernels.triton_norm import store_norm
-from rookworld.model.kernels.triton_product import product_parts, suits, suits_widening, widened
+from rookworld.model.kernels.triton_product import (
+    linear_gelu,
+    linear_parts,
+    suits,
+    suits_linear_gelu,
+)
 from rookworld.model.sampling.decode_batch import DecodeBatch
 
 
@@ -46,7 +51,7 @@ def _logits(batch: DecodeBatch) -> Tensor:
     for index, layer in enumerate(layers):
         seen = torch.empty_like(h)
         if suits(h):
-            attend(batch, index, product_parts(layer.attend, h), seen, layer.attend.bias)
+            attend(batch, index, linear_parts(layer.attend, h), seen, layer.attend.bias)
         else:
             attend(batch, index, layer.attend(h), seen)
         _finish(x, layer.project, seen, h, layer.norm_2)
@@ -58,7 +63,7 @@ def _logits(batch: DecodeBatch) -> Tensor:
 def _finish(x: Tensor, dense: Dense, seen: Tensor, h: Tensor, norm: Norm) -> None:
     """x += dense(seen); h = norm(x)."""
     if suits(seen):
-        _add_norm(x, product_parts(dense, seen), dense.bias, h, norm)
+        _add_norm(x, linear_parts(dense, seen), dense.bias, h, norm)
     else:
         _add_norm(x, dense(seen)[None], None, h, norm)
 
@@ -67,8 +72,8 @@ def _widen(dense: Dense, h: Tensor) -> Tensor:
     """gelu_tanh of the product, in one kernel where rounding to bf16 hides how it is computed."""
     if h.dtype is torch.float32:
         return dense(h, gelu=True)
-    if suits_widening(h):
-        return widened(dense, h)
+    if suits_linear_gelu(h):
+        return linear_gelu(dense, h)
     return torch._addmm_activation(dense.bias, h, dense.weight.t(), use_gelu=True)
 
 

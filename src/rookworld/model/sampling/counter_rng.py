@@ -79,18 +79,18 @@ def exponential_noise(keys: Tensor, vocabulary: int) -> Tensor:
     high = (keys >> 32).to(torch.int32)[:, None]
     ids = torch.arange(vocabulary, dtype=torch.int32, device=keys.device)
     x = ids * to_signed(GOLDEN_32, 32) + low
-    x ^= _shifted(x, 16)
+    x ^= _shift_right(x, 16)
     x *= to_signed(MIX_32[0], 32)
     x ^= high
-    x ^= _shifted(x, 13)
+    x ^= _shift_right(x, 13)
     x *= to_signed(MIX_32[1], 32)
-    x ^= _shifted(x, 16)
-    negative = _shifted(x, 1).float().add_(0.5).mul_(-UNIT_31)
+    x ^= _shift_right(x, 16)
+    negative = _shift_right(x, 1).float().add_(0.5).mul_(-UNIT_31)
     # log1p keeps short waits exact, and short waits are the ones that win.
     return negative.log1p_().neg_()
 
 
-def _shifted(x: Tensor, bits: int) -> Tensor:
+def _shift_right(x: Tensor, bits: int) -> Tensor:
     """The int32 `x` shifted right with zeros coming in."""
     shifted = x >> bits
     shifted &= (1 << (32 - bits)) - 1

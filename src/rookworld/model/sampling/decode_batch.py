@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rookworld.model.attention import padding_bias
 from rookworld.model.inference import InferenceWeights, decode
-from rookworld.model.sampling.kv_cache import Cache
+from rookworld.model.sampling.kv_cache import KVCache
 from rookworld.model.sampling.token_choice import Rows, choose
 from rookworld.runtime.errors import ModelError
 
@@ -53,7 +53,7 @@ class DecodeBatch:
         self.weights, self.shape = weights, shape
         # On the CPU fp32: its batched bf16 products of one query are three times slower.
         dtype = torch.float32 if device.type == "cpu" else weights.dtype
-        self.cache = Cache(weights.config, shape[:4], dtype, device)
+        self.cache = KVCache(weights.config, shape[:4], dtype, device)
         self.lengths = torch.ones(shape.groups, dtype=torch.int64, device=device)
         self.bias = torch.zeros(shape.groups * heads, 1, shape.prefix, device=device)
         self.padded = True

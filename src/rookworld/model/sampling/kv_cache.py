@@ -19,7 +19,7 @@ FIRST_SLOTS = 16
 """Own slots at the start of a decode that grows them; doubled whenever they are used up."""
 
 
-class Cache:
+class KVCache:
     """Room for `groups` prompts of up to `prefix` tokens, with `width` samples of up to `own` each.
 
     prefix_*: [layers, groups, heads, slots, head size]
@@ -74,7 +74,7 @@ class Cache:
         for part in (self.prefix_keys, self.prefix_values):
             part[:, groups, :, tokens:].zero_()
 
-    def receive(self, source: Cache, groups: Tensor, columns: Tensor) -> None:
+    def receive(self, source: KVCache, groups: Tensor, columns: Tensor) -> None:
         """Copy some `groups` [n] of `source`, each with some of its `columns` [n, width]."""
         count, slots = len(groups), source.own_keys.shape[-2]
         self.resize_own(slots)
