@@ -37,7 +37,7 @@ PIECES = Tokenizer(tokenizers.Tokenizer(models.WordLevel(LETTERS, unk_token="e")
 CHOICES = ChoiceValues(
     rows=torch.tensor([1, 4]),
     ids=torch.tensor([[3, 7, 2], [5, 0, 0]]),
-    worths=torch.tensor([[1.0, -0.5, 0.25], [2.0, 0.0, 0.0]]),
+    values=torch.tensor([[1.0, -0.5, 0.25], [2.0, 0.0, 0.0]]),
 )
 
 
@@ -71,7 +71,7 @@ def test_the_gradient_is_the_policy_gradient_without_its_noise() -> None:
     hidden.requires_grad_()
     expected_value(hidden, head, Draw(), CHOICES).sum().backward()  # type: ignore[no-untyped-call]
     by_hand = torch.zeros_like(hidden)
-    for row, ids, worths in zip(CHOICES.rows.tolist(), CHOICES.ids, CHOICES.worths, strict=True):
+    for row, ids, worths in zip(CHOICES.rows.tolist(), CHOICES.ids, CHOICES.values, strict=True):
         worth = torch.zeros(VOCABULARY, dtype=torch.float64)
         worth[ids] += worths
         drawn = (hidden[row] @ head.T).softmax(-1).detach()
@@ -92,7 +92,7 @@ def test_advantages_of_choices_are_clipped(clip: float) -> None:
     choices = replace(CHOICES, clip=clip)
     expected_value(hidden, head, Draw(), choices).sum().backward()  # type: ignore[no-untyped-call]
     by_hand = torch.zeros_like(hidden)
-    for row, ids, worths in zip(CHOICES.rows.tolist(), CHOICES.ids, CHOICES.worths, strict=True):
+    for row, ids, worths in zip(CHOICES.rows.tolist(), CHOICES.ids, CHOICES.values, strict=True):
         worth = torch.zeros(VOCABULARY, dtype=torch.float64)
         worth[ids] += worths
         drawn = (hidden[row] @ head.T).softmax(-1).detach()

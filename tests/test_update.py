@@ -279,7 +279,7 @@ def test_choices_of_several_widths_share_a_pack_and_a_norm(
     assert micro.choices is not None
     tables = [group.move_values for group in micro.groups if group.move_values]
     assert len({len(one.tokens) for one in tables}) > 2
-    lines = zip(micro.choices.ids.tolist(), micro.choices.worths.tolist(), strict=True)
+    lines = zip(micro.choices.ids.tolist(), micro.choices.values.tolist(), strict=True)
     for one in tables:
         width = len(one.tokens)
         for at in range(0, len(one.values), width):
