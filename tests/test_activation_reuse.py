@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rookworld.model import activation_reuse
-from rookworld.model.activation_reuse import ActivationStore, linear
+from rookworld.model.activation_reuse import ActivationStore, BlockOutputs, linear
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.sampling import decode_graphs
 from rookworld.model.sampling.sampler import Samples, Sampling
@@ -68,7 +68,7 @@ def batch_of(
 
 
 def gradient(
-    model: GPT2, batch: SharedPrefixBatch, known: Sequence[Products] | None
+    model: GPT2, batch: SharedPrefixBatch, known: Sequence[BlockOutputs] | None
 ) -> list[Tensor]:
     """Hidden states, and what every parameter would do to a sum of them."""
     model.zero_grad()
@@ -96,7 +96,7 @@ def test_a_pass_from_the_store_is_the_pass(
     samples = answered(model, store, prompts, keys, rows_at_once=rows_at_once)
     assert len(set(samples.lengths.tolist())) > 5  # rows are dropped on the way
     batch = batch_of(prompts, samples, some)
-    known = activations.play([keys[i] for i in some], batch.head, batch.tail, batch.sources)
+    known = store.line([keys[i] for i in some], batch.head, batch.tail, batch.sources)
     assert known is not None
     expected = gradient(model, batch, None)
     for one, other in zip(gradient(model, batch, known), expected, strict=True):
@@ -133,10 +133,10 @@ def test_a_store_takes_no_key_twice(model: GPT2) -> None:
 
 
 def test_nothing_is_multiplied_again(model: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts, activations = prompts_of(LENGTHS, seed=0), ActivationStore(K, MOST)
-    samples = answered(model, activations, prompts, range(6))
+    prompts, store = prompts_of(LENGTHS, seed=0), ActivationStore(K, MOST)
+    samples = answered(model, store, prompts, range(6))
     batch = batch_of(prompts, samples, range(6))
-    known = activations.play(range(6), batch.head, batch.tail, batch.sources)
+    known = store.line(range(6), batch.head, batch.tail, batch.sources)
 
     def refuse(self: nn.Linear, x: Tensor) -> Tensor:
         raise AssertionError("a product was made")
@@ -161,15 +161,15 @@ def test_what_is_not_in_the_store_is_not_found(model: GPT2) -> None:
 
 
 @pytest.mark.parametrize("most", [0, 1, 100, 200])
-def test_a_full_tape_forgets_everything(model: GPT2, most: int) -> None:
-    prompts, activations = prompts_of(LENGTHS, seed=0), ActivationStore(K, most)
-    samples = answered(model, activations, prompts, range(6))
+def test_a_full_store_forgets_everything(model: GPT2, most: int) -> None:
+    prompts, store = prompts_of(LENGTHS, seed=0), ActivationStore(K, most)
+    samples = answered(model, store, prompts, range(6))
     batch = batch_of(prompts, samples, range(6))
-    assert activations.full
-    assert not activations.parts
-    assert activations.play(range(6), batch.head, batch.tail, batch.sources) is None
-    answered(model, activations, prompts, keys=range(6, 12))
-    assert not activations.parts
+    assert store.full
+    assert not store.parts
+    assert store.line(range(6), batch.head, batch.tail, batch.sources) is None
+    answered(model, store, prompts, keys=range(6, 12))
+    assert not store.parts
 
 
 @pytest.mark.parametrize("shape", [(6, 9), (9, 6)])

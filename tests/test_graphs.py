@@ -12,7 +12,7 @@ from torch import Tensor
 from rookworld.model.attention import causal
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.kernels import cuda_graphs
-from rookworld.model.kernels.cuda_graphs import PassGraph, PassGraphs, Run
+from rookworld.model.kernels.cuda_graphs import PassGraph, PassGraphs, Run, alias_of
 from rookworld.rl.models import hold_still
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

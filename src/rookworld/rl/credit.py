@@ -152,7 +152,7 @@ def set_choices(
     micro.choices = ChoiceValues(
         rows=starts[to_device(sequences, device)] + to_device(places, device),
         ids=to_device(ids, device)[to_device(table, device)],
-        worths=to_device((worths / divisor[group]).float(), device),
+        values=to_device((worths / divisor[group]).float(), device),
         clip=rules.advantage_clip,
     )
 

@@ -57,19 +57,19 @@ class MicroBatch:
     anchor: bool = False
     """Whether its tokens are held to the reference and learn nothing else."""
     activations: ActivationStore | None = None
-    """What the policy's blocks will find, as long as it is what it was when it answered."""
+    """What the sampler computed of this batch, until the first update of the policy."""
 
     @property
     def ref_hidden(self) -> Tensor:
         """[rows, width] the reference's states; put together when asked for, a batch at a time."""
         return torch.cat(list(self.ref_parts)) if len(self.ref_parts) > 1 else self.ref_parts[0]
 
-    def products(self) -> list[Products] | None:
-        """The activations in the order of the pass; made when asked for, a batch at a time."""
+    def known_outputs(self) -> list[BlockOutputs] | None:
+        """What the sampler computed, in the order of the pass; made when asked for."""
         if self.activations is None or self.batch.tail == 0:
             return None
         line = (self.batch.head, self.batch.tail, self.batch.sources)
-        return self.activations.play(prompt_keys(self.groups), *line)
+        return self.activations.line(prompt_keys(self.groups), *line)
 
     def mask(self) -> Tensor:
         """[answers, tokens] true on the sampled tokens that count."""

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from rookworld.model import sharding
 from rookworld.model.gpt2 import GPT2
-from rookworld.model.inference import Weights
-from rookworld.model.kernels import cpu_products
+from rookworld.model.inference import InferenceWeights
+from rookworld.model.kernels import cpu
 from rookworld.model.kernels.cuda_graphs import PassGraphs
 from rookworld.model.optim import build_optimizers
 from rookworld.model.weights import load_model
@@ -56,7 +56,7 @@ class _Packed(NamedTuple):
     """Weights, what they were packed in, and how often each had been changed before."""
 
     state: tuple[torch.dtype, list[int]]
-    weights: Weights
+    weights: InferenceWeights
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Learner:
         pairs = zip(self.model.parameters(), self.reference.parameters(), strict=True)
         return all(torch.equal(mine, its.to(mine.device)) for mine, its in pairs)
 
-    def packed_reference(self, dtype: torch.dtype) -> Weights | None:
+    def packed_reference(self, dtype: torch.dtype) -> InferenceWeights | None:
         """The reference as a CPU multiplies it fastest, packed anew whenever it has changed.
 
         None elsewhere, and while it is the policy: both must make the same pass for KL to be 0.
@@ -98,13 +98,13 @@ class Learner:
         reference = self.reference
         plain = self.gathered is None and self.ref_graphs is None
         plain = plain and reference.wte.weight.dtype is torch.float32
-        if not (plain and cpu_products.multiplies(reference.device, dtype)) or self.one_model:
+        if not (plain and cpu.multiplies(reference.device, dtype)) or self.one_model:
             return None
         state = dtype, [parameter._version for parameter in reference.parameters()]
         if self.packed is None or self.packed.state != state:
-            self.packed = _Packed(state, Weights(reference, dtype))
+            self.packed = _Packed(state, InferenceWeights(reference, dtype))
             # in bf16 it must round between a product and its gelu, as the policy's pass does
-            self.packed.weights.listen(False, gelu_apart=dtype is not torch.float32)
+            self.packed.weights.record(False, separate_gelu=dtype is not torch.float32)
         return self.packed.weights
 
     def parameters(self) -> list[nn.Parameter]:
