@@ -214,46 +214,80 @@ def collect(
     another task, replaced groups stay as anchors, so that each task keeps its share of the KL: a
     solved one, all of whose groups are flat, would be forgotten.
     """
-    kept: list[Group] = []
-    replaced: list[tuple[str, Group | None]] = []
-    due: Counter[str] = Counter()
-    missing, flat, invalid, seen = count, 0, 0, 0
-    listed = NOTHING_LISTED
+    collection = _Collection()
+    missing = count
     for attempt in range(flat_tries + 1):
         drawn = prompts.take(missing)
         share = distributed.share(len(drawn))
         groups = collector.groups(drawn[share], step, progress)
-        flags = torch.zeros(len(drawn), 2)
-        if groups:
-            rewards = reward_tensor([group.rewards for group in groups])
-            found = torch.stack([flat_groups(rewards, tolerance), ~valid_groups(rewards)], 1)
-            flags[share] = found.float()
-        distributed.sum_over_ranks(flags)
+        flags = flat_and_invalid(groups, share, len(drawn), tolerance)
+        if attempt == 0:
+            collection.due.update(prompt.letter for prompt in drawn)
         last = attempt == flat_tries
-        due.update(prompt.letter for prompt in drawn if attempt == 0)
-        mine = dict(zip(range(len(drawn))[share], groups, strict=True))
-        for place, (is_flat, is_invalid) in enumerate(flags.tolist()):
-            letter = drawn[place].letter
-            if not is_invalid and (last or not is_flat):
-                due[letter] -= 1
-            elif not is_invalid:
-                replaced.append((letter, mine.get(place)))
-        for group in groups:
-            listed = listed.plus(group.tally)
-        for group, (is_flat, is_invalid) in zip(groups, flags[share].tolist(), strict=True):
-            if not is_invalid and (last or not is_flat):
-                kept.append(group)
-        flat += int(flags[:, 0].sum())
-        invalid += int(flags[:, 1].sum())
-        seen += len(drawn)
+        collection.add(drawn, dict(zip(range(len(drawn))[share], groups, strict=True)), flags, last)
         missing = int(flags.amax(1).sum())
         if missing == 0:
             break
-    total = torch.tensor(listed, dtype=torch.float64)
-    if collector.by_field:
-        distributed.sum_over_ranks(total)
-    anchors = [group for group in due_to(replaced, due) if group is not None]
-    return Collected(kept, flat, invalid, seen, anchors, Tally(*total.tolist()))
+    return collection.result(collector.by_field)
+
+
+def flat_and_invalid(
+    groups: Sequence[Group], share: slice, drawn: int, tolerance: float
+) -> torch.Tensor:
+    """[prompts, 2] which groups of all ranks have no spread, and which no finite reward."""
+    flags = torch.zeros(drawn, 2)
+    if groups:
+        rewards = reward_tensor([group.rewards for group in groups])
+        found = torch.stack([flat_groups(rewards, tolerance), ~valid_groups(rewards)], 1)
+        flags[share] = found.float()
+    distributed.sum_over_ranks(flags)
+    return flags
+
+
+@dataclass
+class _Collection:
+    """What `collect` has so far; all ranks count alike, each keeps its own groups."""
+
+    kept: list[Group] = field(default_factory=list)
+    replaced: list[tuple[str, Group | None]] = field(default_factory=list)
+    due: Counter[str] = field(default_factory=Counter)
+    """By task, how many groups its share of the step still lacks."""
+    flat: int = 0
+    invalid: int = 0
+    seen: int = 0
+    listed: Tally = NOTHING_LISTED
+
+    def add(
+        self,
+        drawn: Sequence[Prompt],
+        mine: dict[int, Group],
+        flags: torch.Tensor,
+        last: bool,
+    ) -> None:
+        """Take in one attempt: `mine` are this rank's groups by their place among `drawn`."""
+        for place, (is_flat, is_invalid) in enumerate(flags.tolist()):
+            group, letter = mine.get(place), drawn[place].letter
+            if group is not None:
+                self.listed = self.listed.plus(group.tally)
+            if is_invalid:
+                continue
+            if is_flat and not last:
+                self.replaced.append((letter, group))
+                continue
+            self.due[letter] -= 1
+            if group is not None:
+                self.kept.append(group)
+        self.flat += int(flags[:, 0].sum())
+        self.invalid += int(flags[:, 1].sum())
+        self.seen += len(drawn)
+
+    def result(self, with_tally: bool) -> Collected:
+        total = torch.tensor(self.listed, dtype=torch.float64)
+        if with_tally:
+            distributed.sum_over_ranks(total)
+        anchors = [group for group in due_to(self.replaced, self.due) if group is not None]
+        tally = Tally(*total.tolist())
+        return Collected(self.kept, self.flat, self.invalid, self.seen, anchors, tally)
 
 
 def due_to(replaced: Sequence[tuple[str, Group | None]], due: Counter[str]) -> list[Group | None]:
