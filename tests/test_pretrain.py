@@ -18,6 +18,7 @@ import torch
 
 from rookworld.cli.door import main
 from rookworld.data.sources import load_rows
+from rookworld.model import lifecycle
 from rookworld.model.checkpoint import newest_checkpoint, save_checkpoint
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
@@ -125,7 +126,7 @@ def test_a_run_killed_between_two_writes_ends_as_if_it_had_not(
 
     with monkeypatch.context() as patch:
         patch.setattr(Run, "append", dying(Run.append))
-        patch.setattr(trainer, "save_checkpoint", dying(save_checkpoint))
+        patch.setattr(lifecycle, "save_checkpoint", dying(save_checkpoint))
         with suppress(Killed):
             run("cut")
     assert run("cut") == run("whole")

@@ -188,7 +188,7 @@ def test_a_run_writes_what_it_promises(warm_folder: Path, tmp_path: Path) -> Non
 def test_a_run_in_a_used_folder_starts_afresh(warm_folder: Path, tmp_path: Path) -> None:
     settings = tiny_settings(warm_folder, tmp_path / "run", steps=2)
     train(settings, tiny_rows(), no_evaluation)
-    train(settings.but(steps=1), tiny_rows(), no_evaluation)
+    train(settings.but(steps=1, overwrite=True), tiny_rows(), no_evaluation)
     assert [line["step"] for line in metrics_of(tmp_path / "run")] == [1]
 
 
