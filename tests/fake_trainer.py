@@ -58,7 +58,7 @@ def main() -> int:
     done = (out / "eval.jsonl").exists() and len((out / "eval.jsonl").read_text().splitlines())
     for place in range(int(done), 4):
         value = {"value": 0.4 + place * lr, "n": 10, "low": 0.0, "high": 1.0}
-        append(out / "eval.jsonl", step=10 * place, **{"reward/sampled": value})
+        append(out / "eval.jsonl", step=10 * place, **{"reward/greedy": value})
         append(out / "metrics.jsonl", step=10 * place, **{"reward/mean": 0.4 + place * lr})
         time.sleep(pause)
     (out / "final").mkdir(exist_ok=True)

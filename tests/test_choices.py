@@ -107,7 +107,7 @@ def test_advantages_of_choices_are_clipped(clip: float) -> None:
     ("flags", "decided"),
     [
         ({}, "choices"),
-        ({"loss": "tv"}, "choices"),
+        ({"loss": "cispo"}, "choices"),
         ({"loss": "gspo"}, "fields"),
         ({"kl_type": "k1_reward"}, "fields"),
         ({"gae": True}, "fields"),

@@ -121,7 +121,7 @@ def watch_rules(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         real = getattr(owner, name)
 
         def watched(*args: Any, **options: Any) -> Any:
-            seen[name] = (args, options)
+            seen.setdefault(name, (args, options))
             return real(*args, **options)
 
         monkeypatch.setattr(owner, name, watched)
