@@ -307,7 +307,7 @@ def test_events_are_strict_json() -> None:
     [{"recovery_lr_factor": 0.0}, {"recovery_lr_factor": 2.0}, {"max_consecutive_nans": 0}],
 )
 def test_impossible_settings_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match="give more than|must"):
+    with pytest.raises(ConfigError, match=r"give more than|must"):
         GuardSettings(**wrong)  # type: ignore[arg-type]
 
 
