@@ -63,7 +63,19 @@ class Terminated(KeyboardInterrupt):
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
+    if _importing(frame):
+        # C code that loads a module may swallow an exception, and half a module stays
+        os.write(sys.stderr.fileno(), b"rookworld: interrupted\n")
+        os._exit(INTERRUPTED)
     raise Terminated
+
+
+def _importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextmanager
