@@ -264,6 +264,7 @@ BY_A_RUN: list[tuple[str, Callable[[Path], Any]]] = [
     ("--ref-reset-kl 1e-9", lambda run: state_of(run)["kl_high"]),
     ("--entropy-coef 0.5", lambda run: last(run, "loss/total") < -0.1),
     ("--distill-coef 9", lambda run: last(run, "loss/total") > 0.1),
+    ("--guide 0.5", lambda run: "guide/share" in next(read_lines(run / "metrics.jsonl"))),
     ("--flat-tries 0", lambda run: state_of(run)["position"]),
     ("--reward-norm", lambda run: state_of(run)["norm"]["batches"]),
     ("--eval-every 1", lambda run: lines(run, "eval.jsonl")),
@@ -303,7 +304,7 @@ def test_a_flag_is_seen_in_the_run(
 
 ELSEWHERE = """
 model data held_out out resume overwrite dry_run eval_policy_rows eval_environment_rows eval_mates
-judge engine nodes log_dir wandb device recompute graphs shard reward_warmup_steps backend
+judge engine nodes log_dir wandb device memory recompute graphs shard reward_warmup_steps backend
 trl_phase_steps select_by distill_data distill_prompts distill_first distill_first_power
 distill_schedule
 """

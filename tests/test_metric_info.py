@@ -35,6 +35,11 @@ def test_every_unit_is_known() -> None:
     assert {one.unit for one in all_metrics().values()} == set(UNITS)
 
 
+def test_no_two_metrics_share_a_label() -> None:
+    labels = [one.label for one in all_metrics().values()]
+    assert sorted(set(labels)) == sorted(labels)
+
+
 def test_numbers_are_written_in_their_unit() -> None:
     assert metric_info("P/best").text(0.4567) == "45.7 %"
     assert metric_info("P/best").number(0.05, "+") == "+5.0"
@@ -44,7 +49,7 @@ def test_numbers_are_written_in_their_unit() -> None:
 
 def test_a_metric_of_a_family_or_of_nobody() -> None:
     castle = metric_info("A/by_kind/en_passant")
-    assert (castle.label, castle.is_share) == ("A exact, en passant", True)
+    assert (castle.label, castle.is_share) == ("Exact transitions, en passant", True)
     assert metric_info("X/near_miss").label == "X/near miss"
     assert not metric_info("P/win_loss").is_share
 

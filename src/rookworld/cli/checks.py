@@ -35,7 +35,7 @@ def check(args: list[str]) -> int:
     settings = read_settings(flags, "rookworld check", about=check.__doc__)
     resolve_folder(settings.model)  # that there is none is a mistake, not a law that fails
     rows = read_rows(settings.data)
-    rows = rows[:400] + rows[-200:]
+    rows = [*rows[:400], *rows[-200:]]
     with tempfile.TemporaryDirectory() as folder:
         laws = run_laws(settings.but(out=Path(folder)), rows, show_law)
     return 0 if all(law.holds for law in laws) else 1

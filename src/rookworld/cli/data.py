@@ -1,4 +1,4 @@
-"""`rookworld data`: make, convert, look at, pack and pick rows."""
+"""`rookworld data`: make, convert, write out, look at, pack and pick rows."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.table import Table
 
 from rookworld.cli.display import bar, say, show
 from rookworld.cli.flags import leading, parse
+from rookworld.data.documents import ExportSettings, export_rows
 from rookworld.data.generate.generator import generate
 from rookworld.data.generate.settings import GenerateSettings
 from rookworld.data.importing import ImportSettings, import_rows
@@ -30,12 +31,13 @@ def data(args: list[str]) -> int:
     actions: dict[str, Callable[[list[str]], int]] = {
         "generate": _generate,
         "import": _import,
+        "export": _export,
         "show": _show,
         "pack": _pack,
         "mine": _mine,
     }
     if not args or args[0] in ("-h", "--help"):
-        print("usage: rookworld data {generate,import,show,pack,mine} [flags]")
+        print("usage: rookworld data {generate,import,export,show,pack,mine} [flags]")
         return 0
     if args[0] not in actions:
         hint = suggestion(args[0], actions)
@@ -69,6 +71,21 @@ def _import(args: list[str]) -> int:
     return 0
 
 
+def _export(args: list[str]) -> int:
+    sources, rest = leading(args)
+    flags = ["--sources", *sources, *rest] if sources else rest
+    settings = parse(ExportSettings, flags, command="rookworld data export")
+    with bar("rows read") as progress:
+        done = export_rows(settings, lambda count: progress.update(count, count))
+    for note in done.notes:
+        say(note)
+    for task, count in sorted(done.left_out.items()):
+        say(f"{count:,} {task} rows left out, which have no such text")
+    shares = ", ".join(f"{count:,} {task}" for task, count in sorted(done.written.items()))
+    print(f"{settings.out}: {sum(done.written.values()):,} rows ({shares})")
+    return 0
+
+
 def _show(args: list[str]) -> int:
     sources, rest = leading(args)
     if len(sources) > 1:
@@ -96,7 +113,7 @@ class PackSettings:
     out: Path = Path("rows.npz")
     """File to write; rows of several tasks go to one each, with P, A or mate in its name."""
     tokenizer: str = "chess"
-    """`chess`, or a folder or hub id with GPT-2's."""
+    """`chess`, `gpt2` for GPT-2's byte pairs, or a folder or hub id that has a tokenizer."""
     hard_share: float = 0.5
     """Share of the first move's target that goes to the best move."""
     softness: float = 0.03

@@ -37,6 +37,7 @@ TAKES = {
     "uci": "[MODEL]",
     "export": "MODEL",
     "data import": "SOURCE [SOURCE …]",
+    "data export": "SOURCE [SOURCE …]",
     "data show": "[SOURCE]",
     "data pack": "[SOURCE …]",
     "data mine": "MODEL SOURCE [SOURCE …]",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rookworld.cli.display import banner, bar, say
@@ -15,6 +15,8 @@ from rookworld.runtime.processes import Interrupted
 if TYPE_CHECKING:
     from rookworld.model.gpt2 import GPT2
     from rookworld.model.tokenizer import Tokenizer
+    from rookworld.pretrain.dataset import TokenizedRows
+    from rookworld.pretrain.documents import Documents
 
 COMMAND = "rookworld pretrain"
 
@@ -31,40 +33,26 @@ def pretrain(args: list[str]) -> int:
     if own is not None:
         say(f"what is not given is taken from {settings.out / 'config.json'}")
         settings = read_settings(args, own)
-    from rookworld.evaluation.evaluate import evaluate, held_out_from
-    from rookworld.evaluation.generator import ModelAnswerer
     from rookworld.model.tokenizer import Tokenizer as Loaded
     from rookworld.model.weights import resolve_folder
-    from rookworld.pretrain import dataset
     from rookworld.pretrain import trainer as loop
-    from rookworld.pretrain.sources import load_sources, pick_tokenizer
+    from rookworld.pretrain.sources import pick_tokenizer
     from rookworld.runtime import distributed
-    from rookworld.tasks.registry import TASKS
 
     say(banner("pretrain", settings, PretrainSettings()))
     if settings.model is not None:
         tokenizer = Loaded.load(resolve_folder(settings.model))
     else:
         tokenizer = pick_tokenizer(settings.tokenizer)
-    sources = load_sources(
-        settings.data, tokenizer, hard=settings.hard_share, softness=settings.softness
-    )
-    for packed, share in sources:
-        say(f"{dataset.summary(packed)}, share {share:g}")
-    rows = settings.eval_rows
-    held = held_out_from("embedded:validation", dict.fromkeys(TASKS, rows), n_mates=rows)
-
-    def measure(model: GPT2, tokenizer: Tokenizer) -> dict[str, Any]:
-        return evaluate(ModelAnswerer(model, tokenizer), held).to_json()
-
+    data = read_data(settings, tokenizer)
     try:
         with bar("pretraining") as progress:
             final = loop.pretrain(
                 settings,
-                sources,
+                data,
                 tokenizer,
-                evaluate=measure,
-                on_step=lambda step, m: progress.update(step, settings.steps, told(m)),
+                evaluate=evaluation(settings.eval_rows),
+                on_step=lambda step, m: progress.update(*gone(step, m, settings), told(m)),
                 say=progress.say,
             )
     except Interrupted as stopped:
@@ -76,7 +64,55 @@ def pretrain(args: list[str]) -> int:
     return 0
 
 
+def read_data(
+    settings: PretrainSettings, tokenizer: Tokenizer
+) -> list[tuple[TokenizedRows, float]] | Documents:
+    """What is trained on, with a line about it."""
+    from rookworld.pretrain import dataset
+    from rookworld.pretrain.documents import load_documents
+    from rookworld.pretrain.sources import load_sources
+
+    if settings.documents:
+        with bar("documents encoded") as progress:
+            documents = load_documents(
+                settings.data, tokenizer, settings.seed, lambda count: progress.update(count, count)
+            )
+        say(documents.summary())
+        return documents
+    sources = load_sources(
+        settings.data, tokenizer, hard=settings.hard_share, softness=settings.softness
+    )
+    for packed, share in sources:
+        say(f"{dataset.summary(packed)}, share {share:g}")
+    return sources
+
+
+def evaluation(rows: int) -> Callable[[GPT2, Tokenizer], dict[str, Any]] | None:
+    """The evaluation on as many held-out rows of each task; None for none."""
+    if not rows:
+        return None
+    from rookworld.evaluation.evaluate import evaluate, held_out_from
+    from rookworld.evaluation.generator import ModelAnswerer
+    from rookworld.tasks.registry import TASKS
+
+    held = held_out_from("embedded:validation", dict.fromkeys(TASKS, rows), n_mates=rows)
+
+    def measure(model: GPT2, tokenizer: Tokenizer) -> dict[str, Any]:
+        return evaluate(ModelAnswerer(model, tokenizer), held).to_json()
+
+    return measure
+
+
+def gone(step: int, metrics: Mapping[str, float], settings: PretrainSettings) -> tuple[int, int]:
+    """How far the training is and how far it goes: steps, or seconds."""
+    if settings.minutes is None:
+        return step, settings.steps
+    return int(metrics["time/trained_s"]), int(60 * settings.minutes)
+
+
 def told(metrics: Mapping[str, float]) -> str:
     """A step in a few words."""
-    loss, first = metrics["loss/total"], metrics["accuracy/first_move"]
-    return f"loss {loss:.3f} first move {first:.1%}"
+    line = f"loss {metrics['loss/total']:.3f}"
+    if "accuracy/first_move" in metrics:
+        line += f" first move {metrics['accuracy/first_move']:.1%}"
+    return line

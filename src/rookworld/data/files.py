@@ -1,4 +1,4 @@
-"""Files of records: Parquet and JSONL, with columns of given types.
+"""Files of records: Parquet and JSONL, with columns of given types; of lines also behind `.xz`.
 
 Parquet keeps a note of its origin (settings, engine, counts) in its metadata. pyarrow is imported
 only where Parquet is touched, so JSONL and text work without it.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rookworld.runtime.atomic_files import atomic_file, write_text
 from rookworld.runtime.errors import DataError
@@ -20,6 +22,27 @@ Columns = Mapping[str, str]
 """Column name → type."""
 
 ORIGIN_KEY = b"rookworld"
+
+
+def format_of(path: Path) -> str:
+    """The ending that says how a file is read, that of what is packed if it ends in `.xz`."""
+    return Path(path.stem).suffix if path.suffix == ".xz" else path.suffix
+
+
+@contextmanager
+def open_lines(path: Path) -> Iterator[TextIO]:
+    """A file of lines, unpacked if need be; bytes that are no UTF-8 are replaced."""
+    try:
+        if path.suffix == ".xz":
+            with lzma.open(path, "rt", encoding="utf-8", errors="replace") as lines:
+                yield lines
+        else:
+            with path.open(encoding="utf-8", errors="replace") as lines:
+                yield lines
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except (lzma.LZMAError, EOFError) as error:
+        raise DataError(f"{path}: not a whole xz file ({error})") from error
 
 
 def write_records(
@@ -65,6 +88,16 @@ def file_origin(path: Path) -> dict[str, Any] | None:
     return None if note is None else dict(json.loads(note))
 
 
+def parquet_columns(path: Path) -> list[str]:
+    """The names of a Parquet file's columns."""
+    return list(_parquet(path).schema_arrow.names)
+
+
+def parquet_rows(path: Path) -> int:
+    """How many rows a Parquet file has."""
+    return int(_parquet(path).metadata.num_rows)
+
+
 def iterate_parquet(path: Path, columns: Sequence[str] | None = None) -> Iterator[Record]:
     """The records of a Parquet file, all columns or some."""
     file = _parquet(path)
@@ -80,7 +113,7 @@ def iterate_records(path: Path, optional: Sequence[str]) -> Iterator[Record]:
     if path.suffix != ".parquet":
         yield from read_records(path)
         return
-    names = _parquet(path).schema_arrow.names
+    names = parquet_columns(path)
     yield from iterate_parquet(path, [name for name in optional if name in names])
 
 
@@ -89,10 +122,8 @@ def read_records(path: Path, columns: Sequence[str] | None = None) -> list[Recor
     if path.suffix == ".parquet":
         return list(iterate_parquet(path, columns))
     try:
-        with path.open(encoding="utf-8") as lines:
+        with open_lines(path) as lines:
             return [json.loads(line) for line in lines if line.strip()]
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: not a JSONL file ({error})") from error
 

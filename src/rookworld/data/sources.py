@@ -1,26 +1,35 @@
 """Where rows come from: embedded in the package, files, or a hub id.
 
 The law: `embedded` alone means its train part, so that nobody trains on test rows by accident.
-Files are Parquet or JSONL (columns of ours, or one column `text`) or text, one row a line. A hub
-id is a dataset repository whose Parquet files are read; `owner/name:part` reads the files with
-`part` in their name.
+Files are Parquet or JSONL (columns of ours, or one column `text`) or text, one row a line; files of
+lines may be packed by xz. A hub id is a dataset repository whose Parquet files are read;
+`owner/name:part` reads the files with `part` in their name.
 
-Left out on purpose: streaming. Rows are small; a million fit in memory.
+Rows to train on are lists in memory up to `IN_MEMORY` rows, and beyond that lie in a cache on disk
+(`row_cache`). Everything else that reads rows holds them in memory.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib.resources import as_file, files
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
-from rookworld.data.files import iterate_parquet, read_fens, write_records
+from rookworld.data.files import (
+    format_of,
+    iterate_parquet,
+    open_lines,
+    read_fens,
+    write_records,
+)
 from rookworld.data.intake import Intake
-from rookworld.data.rows import columns_of, row_record, task_name
+from rookworld.data.row_cache import Progress, cached_rows, estimated_rows
+from rookworld.data.rows import columns_of, row_record, task_name, task_rows
 from rookworld.runtime.errors import DataError
 from rookworld.tasks.task import Row
 
@@ -36,6 +45,24 @@ EMBEDDED = {
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 SUFFIXES = (".parquet", ".jsonl", ".txt")
+"""Files of rows; the last two also with `.xz` behind them."""
+
+
+IN_MEMORY = 300_000
+"""Rows, about, from which on they are not held in memory: half a minute to read, 0.3 GB."""
+
+
+def training_rows(
+    sources: Sequence[str], progress: Progress = lambda done, total: None
+) -> Sequence[Row]:
+    """Prompt rows of every source; mates without an analysis have no reward and are left out.
+
+    Many are converted first, of which `progress` is told, and parsed when they are drawn.
+    """
+    paths = [path for source in sources for path in source_files(source)]
+    if find_spec("pyarrow") is not None and sum(map(estimated_rows, paths)) > IN_MEMORY:
+        return cached_rows(paths, progress)
+    return task_rows(row for source in sources for row in load_rows(source))
 
 
 def load_rows(source: str | Path, limit: int | None = None) -> list[Row]:
@@ -72,13 +99,13 @@ def source_files(source: str | Path) -> list[Path]:
         return embedded_files(part or "train")
     path = Path(source)
     if path.is_dir():
-        found = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+        found = sorted(file for file in path.iterdir() if format_of(file) in SUFFIXES)
         if not found:
             raise DataError(f"{source}: no {', '.join(SUFFIXES)} file in this folder")
         return found
     if path.is_file():
         return [path]
-    if _HUB_ID.fullmatch(str(source)) and path.suffix not in SUFFIXES:
+    if _HUB_ID.fullmatch(str(source)) and format_of(path) not in SUFFIXES:
         return hub_files(name, part)
     raise DataError(f"{source}: no such file, nor 'embedded', nor a hub id such as owner/name")
 
@@ -119,8 +146,8 @@ def read_file(path: Path, intake: Intake) -> Iterator[Row]:
             if (row := intake.record(record, f"{path}, row {number}")) is not None:
                 yield row
         return
-    take = intake.line if path.suffix == ".jsonl" else intake.text
-    with path.open(encoding="utf-8", errors="replace") as lines:
+    take = intake.line if format_of(path) == ".jsonl" else intake.text
+    with open_lines(path) as lines:
         for number, line in enumerate(lines, 1):
             text = line.rstrip("\n")
             if text.strip() and (row := take(text, f"{path}:{number}")) is not None:

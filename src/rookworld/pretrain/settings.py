@@ -26,7 +26,11 @@ class PretrainSettings(Composed):
     model: str | None = None
     """Start from this model folder or hub id instead of from scratch."""
     tokenizer: str = "chess"
-    """`chess` for the chess-native tokenizer, or a folder or hub id with GPT-2's."""
+    """`chess` for the chess-native tokenizer, `gpt2` for GPT-2's byte pairs (extra `gpt2`), or a
+    folder or hub id that has a tokenizer."""
+    documents: bool = False
+    """Train on texts as they are, end to end in windows of --n-positions tokens with the end token
+    before each text and the loss on every token; not on the answers of rows alone."""
     n_layer: Count = 6
     """Layers."""
     n_embd: Count = 320
@@ -37,8 +41,11 @@ class PretrainSettings(Composed):
     """Longest row, in tokens."""
     steps: Count = 12_000
     """Updates."""
+    minutes: Positive | None = None
+    """Train for as long instead of --steps, the rate falling by the clock; evaluations,
+    checkpoints and the first step, which compiles, are not counted."""
     batch_size: Count | None = None
-    """Rows a step, over all processes; by default 1,728 on CUDA and 32 on the CPU."""
+    """Rows (or windows) a step, over all processes; by default 1,728 on CUDA and 32 on the CPU."""
     micro_tokens: Count = 262_144
     """Tokens a forward pass may hold; a step is cut into as many passes as that takes."""
     optimizer: Literal["muon", "adamw"] = "muon"
@@ -80,7 +87,7 @@ class PretrainSettings(Composed):
     eval_every: Whole = 1_000
     """Steps between evaluations on held-out rows; 0 for none but the last."""
     eval_rows: Whole = 200
-    """Held-out rows of each task for those evaluations."""
+    """Held-out rows of each task for those evaluations; 0 for no evaluation at all."""
     save_every: Count = 1_000
     """Steps between checkpoints."""
     keep: Count = 2

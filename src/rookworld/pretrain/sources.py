@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rookworld.data.rows import MATE, is_mate_row
 from rookworld.data.sources import load_rows
-from rookworld.model.tokenizer import Tokenizer, chess_tokenizer
+from rookworld.model.tokenizer import Tokenizer, chess_tokenizer, gpt2_tokenizer
 from rookworld.model.weights import resolve_folder
 from rookworld.pretrain import dataset
 from rookworld.pretrain.dataset import TokenizedRows
@@ -22,9 +22,11 @@ from rookworld.tasks.policy import POLICY
 
 
 def pick_tokenizer(name: str) -> Tokenizer:
-    """`chess`, or the tokenizer of a model folder or hub id."""
+    """`chess`, `gpt2` (unless a folder is called so), or that of a model folder or hub id."""
     if name == "chess":
         return chess_tokenizer(MOVES, EVALS, CASTLING, EN_PASSANT)
+    if name == "gpt2" and not Path(name).is_dir():
+        return gpt2_tokenizer()
     return Tokenizer.load(resolve_folder(name))
 
 

@@ -1,8 +1,8 @@
 """LOOP: supervised training from rows, the one there is.
 
-Laws: the loss is on completion tokens only; what a step computes does not depend on how it is cut
-into passes or ranks; data order is a function of (seed, step), so a resumed run is bit-exact on the
-CPU. Masters are float32, passes may be bfloat16. Which rows a step takes is in `batches`.
+Laws: what a step computes does not depend on how it is cut into passes or ranks; data order is a
+function of (seed, step), so a resumed run is bit-exact on the CPU unless a clock makes the schedule
+(`--minutes`). Masters are float32, passes may be bfloat16. What a step takes is in `corpus`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rookworld.grpo.schedule import lr_multiplier
+from rookworld.grpo.schedule import cosine, lr_multiplier, warmup
 from rookworld.model import sharding
 from rookworld.model.checkpoint import Checkpoint, below, optimizer_tensors, restore_optimizers
 from rookworld.model.gpt2 import GPT2, GPT2Config
@@ -31,14 +31,12 @@ from rookworld.model.lifecycle import (
     save_run,
 )
 from rookworld.model.optim import build_optimizers
-from rookworld.model.precision import autocast_for
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
-from rookworld.pretrain.batches import Source, sources_on_device, step_batches, symmetry_tables
+from rookworld.pretrain.corpus import Corpus, place
 from rookworld.pretrain.dataset import TokenizedRows
-from rookworld.pretrain.loss import field_weights, micro_loss
+from rookworld.pretrain.documents import Documents
 from rookworld.pretrain.settings import PretrainSettings
-from rookworld.rollout.symmetry import Symmetry
 from rookworld.runtime import distributed
 from rookworld.runtime.errors import ConfigError, Diverged
 from rookworld.runtime.processes import Interrupted, interruptible
@@ -65,11 +63,13 @@ class State:
     """What each step since the last line of metrics.jsonl found."""
     window_s: float = 0.0
     """How long they took."""
+    trained_s: float = 0.0
+    """How long training took in all, without evaluations, checkpoints and first steps."""
 
 
 def pretrain(
     settings: PretrainSettings,
-    sources: Sequence[tuple[TokenizedRows, float]],
+    data: Sequence[tuple[TokenizedRows, float]] | Documents,
     tokenizer: Tokenizer,
     *,
     evaluate: Callable[[GPT2, Tokenizer], dict[str, Any]] | None = None,
@@ -81,28 +81,27 @@ def pretrain(
     state = new_state(settings, tokenizer, device)
     settings = as_started(settings, state.model, tokenizer)
     run = Run(settings.out)
-    loaded = sources_on_device(sources, settings, device)
-    symmetries = symmetry_tables(tokenizer, settings, device)
-    if settings.repeat_weight and tokenizer.style != "compact":
-        raise ConfigError("--repeat-weight needs the chess tokenizer; use --repeat-weight 0")
-    passes = compiled(state.model, settings, device)
+    corpus = place(data, state.model, tokenizer, settings, device)
     with held(run), interruptible() as asked_to_stop:
         if not resume(state, run, settings, say):
             begin_run(run, settings, origin(settings.seed), say)
             save(run, state, settings)
-        while state.step < settings.steps:
+        first = state.step
+        while not ended(state, settings):
             began = time.perf_counter()
             set_rates(state, settings)
-            state.window.append(update(state, passes, loaded, symmetries, settings, device))
+            state.window.append(update(state, corpus, settings, device))
             state.step += 1
+            tell_time(state, settings, began, counts=state.step > first + 1)
             state.window_s += time.perf_counter() - began
-            if due(state.step, settings.log_every, settings.steps):
-                report(run, state, settings, on_step)
-            if due(state.step, settings.eval_every, settings.steps) and evaluate is not None:
+            last = state.step if ended(state, settings) else settings.steps
+            if due(state.step, settings.log_every, last):
+                report(run, state, settings, corpus.tokens_per_step, on_step)
+            if due(state.step, settings.eval_every, last) and evaluate is not None:
                 record(run, state, evaluate)
             # after everything is written down: a resumed run does not write it again
             stopping = distributed.any_rank(asked_to_stop())
-            if stopping or due(state.step, settings.save_every, settings.steps):
+            if stopping or due(state.step, settings.save_every, last):
                 save(run, state, settings)
             if stopping:
                 raise Interrupted(f"stopped after step {state.step}; --resume goes on from there")
@@ -164,42 +163,46 @@ def make_optimizers(model: GPT2, settings: PretrainSettings) -> list[torch.optim
     )
 
 
+def ended(state: State, settings: PretrainSettings) -> bool:
+    """Whether all steps are done, or the minutes are over that stand instead of them."""
+    if settings.minutes is None:
+        return state.step >= settings.steps
+    return state.trained_s >= 60 * settings.minutes
+
+
+def tell_time(state: State, settings: PretrainSettings, began: float, *, counts: bool) -> None:
+    """Let all ranks count the time of a step; the first of a process, which compiles, is free."""
+    if settings.minutes is not None and counts:
+        if state.model.device.type == "cuda":
+            torch.cuda.synchronize(
+                state.model.device
+            )  # or the host would count how fast it gives orders
+        (took,) = distributed.from_first([time.perf_counter() - began])
+        state.trained_s += took
+
+
 def set_rates(state: State, settings: PretrainSettings) -> None:
     """Linear warm-up, then a cosine to `lr_final` of the peak."""
-    factor = rate_factor(state.step, settings)
+    factor = rate_factor(state.step, settings, state.trained_s)
     for optimizer, peak in zip(state.optimizers, (settings.lr_other, settings.lr), strict=False):
         for group in optimizer.param_groups:
             group["lr"] = peak * factor
 
 
-def rate_factor(step: int, settings: PretrainSettings) -> float:
+def rate_factor(step: int, settings: PretrainSettings, trained_s: float = 0.0) -> float:
     warm, final = settings.lr_warmup_steps, settings.lr_final
-    return lr_multiplier("cosine", step, settings.steps, warm, final)
-
-
-def compiled(model: GPT2, settings: PretrainSettings, device: torch.device) -> GPT2:
-    """The model with its block compiled: layers share the code, and only the last computes less."""
-    wanted = device.type == "cuda" if settings.compile is None else settings.compile
-    if wanted:
-        for block in model.h:
-            block.compile(dynamic=False)
-    return model
+    if settings.minutes is None:
+        return lr_multiplier("cosine", step, settings.steps, warm, final)
+    gone = min(1.0, trained_s / (60 * settings.minutes))
+    return min(warmup(step, warm), final + (1 - final) * cosine(gone))
 
 
 def update(
-    state: State,
-    model: GPT2,
-    sources: Sequence[Source],
-    symmetries: Sequence[tuple[Symmetry, dict[str, Tensor]]],
-    settings: PretrainSettings,
-    device: torch.device,
+    state: State, corpus: Corpus, settings: PretrainSettings, device: torch.device
 ) -> dict[str, Tensor]:
     """One step: gradients of every pass, summed over ranks, clipped, applied."""
     sums = torch.zeros(4, device=device)
-    table = field_weights(settings, device)
-    for micro in step_batches(state.step, state.tokenizer, sources, symmetries, settings, device):
-        with autocast_for(settings.machine.dtype, device):
-            loss, counts = micro_loss(model, micro, table, settings.repeat_weight)
+    for loss, counts in corpus.losses(state.step):
         loss.backward()  # type: ignore[no-untyped-call]
         sums += torch.stack([loss.detach(), *counts])
     distributed.sum_over_ranks(sums)
@@ -209,11 +212,7 @@ def update(
     for optimizer in state.optimizers:
         optimizer.step()
     state.model.zero_grad(set_to_none=True)
-    return {
-        "loss/total": sums[0] / sums[1],
-        "accuracy/first_move": sums[2] / sums[3].clamp(min=1),
-        "grad/norm": norm,
-    }
+    return {"loss/total": sums[0] / sums[1], **corpus.metrics(sums), "grad/norm": norm}
 
 
 def scale_gradients(parameters: list[nn.Parameter], total: Tensor, clip_norm: float) -> Tensor:
@@ -233,9 +232,15 @@ def scale_gradients(parameters: list[nn.Parameter], total: Tensor, clip_norm: fl
     return norm
 
 
-def report(run: Run, state: State, settings: PretrainSettings, on_step: OnStep) -> None:
-    """Write down the steps since the last line and show them."""
+def report(
+    run: Run, state: State, settings: PretrainSettings, tokens: int, on_step: OnStep
+) -> None:
+    """Write down the steps since the last line and show them; `tokens` a step, 0 if they differ."""
     metrics = summarise(state, settings)
+    if tokens:
+        metrics["tokens/per_s"] = tokens / metrics["time/step_s"]
+    if settings.minutes is not None:
+        metrics["time/trained_s"] = state.trained_s
     check_finite(metrics)
     if distributed.rank() == 0:
         run.append("metrics.jsonl", {"step": state.step, **metrics})
@@ -250,7 +255,7 @@ def summarise(state: State, settings: PretrainSettings) -> dict[str, float]:
     metrics = {name: float(torch.stack([one[name] for one in window]).mean()) for name in window[0]}
     norms = torch.stack([one["grad/norm"] for one in window])
     metrics["guard/skipped"] = float((~torch.isfinite(norms)).sum())
-    metrics["lr"] = rate_factor(state.step - 1, settings) * settings.lr
+    metrics["lr"] = rate_factor(state.step - 1, settings, state.trained_s) * settings.lr
     metrics["time/step_s"] = state.window_s / len(window)
     return metrics
 
@@ -264,11 +269,14 @@ def check_finite(metrics: dict[str, float]) -> None:
 
 
 def log_line(step: int, metrics: dict[str, float]) -> str:
-    return (
-        f"Step {step} loss {metrics['loss/total']:.4f} "
-        f"first move {metrics['accuracy/first_move']:.3f} "
-        f"norm {metrics['grad/norm']:.2f} lr {metrics['lr']:.2e} {metrics['time/step_s']:.3f} s"
-    )
+    line = f"Step {step} loss {metrics['loss/total']:.4f}"
+    if "accuracy/first_move" in metrics:
+        line += f" first move {metrics['accuracy/first_move']:.3f}"
+    line += f" norm {metrics['grad/norm']:.2f} lr {metrics['lr']:.2e}"
+    line += f" {metrics['time/step_s']:.3f} s"
+    if "tokens/per_s" in metrics:
+        line += f" {metrics['tokens/per_s']:,.0f} tokens/s"
+    return line
 
 
 def record(run: Run, state: State, evaluate: Callable[[GPT2, Tokenizer], dict[str, Any]]) -> None:
@@ -282,7 +290,7 @@ def save(run: Run, state: State, settings: PretrainSettings) -> None:
     tensors = optimizer_tensors(state.optimizers, MOMENTS)
     for number, found in enumerate(state.window):
         tensors |= {f"window.{number:06d}.{name}": value for name, value in found.items()}
-    plain = {"step": state.step, "window_s": state.window_s}
+    plain = {"step": state.step, "window_s": state.window_s, "trained_s": state.trained_s}
     save_run(run, state.model, state.tokenizer, tensors, plain, keep=settings.keep)
 
 
@@ -294,6 +302,7 @@ def resume(state: State, run: Run, settings: PretrainSettings, say: Say) -> bool
     sharding.copy_weights(load_model(found.folder), state.model)
     restore_optimizers(state.optimizers, found.tensors, MOMENTS)
     state.step = found.step
+    state.trained_s = float(found.state.get("trained_s", 0.0))
     restore_window(state, found)
     resume_run(run, settings, found, settings.steps, say)
     return True

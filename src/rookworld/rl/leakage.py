@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from rookworld.data.sources import load_positions
-from rookworld.data.splits import seen_positions
+from rookworld.data.splits import positions_of, seen_positions
 from rookworld.evaluation.evaluate import HeldOut
 from rookworld.rl.settings import TrainSettings
 from rookworld.tasks.task import Row
@@ -14,8 +14,9 @@ from rookworld.tasks.task import Row
 
 def trained_on(settings: TrainSettings, rows: Sequence[Row], held: HeldOut) -> str | None:
     """What is wrong with held-out rows if positions of theirs are trained on, None if none is."""
-    trained = chain((row.fen for row in rows), load_positions(settings.distill.distill_data))
-    shared, tested = seen_positions(trained, (row.fen for row in held.rows))
+    asked = [row.fen for row in held.rows]
+    more = load_positions(settings.distill.distill_data)
+    shared, tested = seen_positions(chain(positions_of(rows, asked), more), asked)
     if not shared:
         return None
     sources = " ".join((*settings.data, *settings.distill.distill_data))

@@ -47,6 +47,7 @@ class Metric:
     """One metric; a share of which more is better if nothing else is said."""
 
     label: str
+    """What people read: whole, and no other metric's."""
     unit: str = "share"
     better: Literal["up", "down", "none"] = "up"
     """Which way it improves; `none` where a change says nothing."""
@@ -107,6 +108,9 @@ STEP_METRICS = {
     "lr": Metric("Learning rate", unit="rate", better="none"),
     "tokens/mean_length": Metric("Tokens an answer", unit="tokens", better="none"),
     "tokens/truncated": Metric("Answers cut off", better="down"),
+    "guide/share": Metric("Groups guided", better="down"),
+    "guide/prob": Metric("Probability of a guide's token"),
+    "guide/solved/": Metric("Prompts solved,"),
     "time/step_s": Metric("Step", unit="s", better="down"),
     "time/sample_s": Metric("Sampling", unit="s", better="down"),
     "time/score_s": Metric("Scoring", unit="s", better="down"),
@@ -114,8 +118,8 @@ STEP_METRICS = {
     "mem/peak_mb": Metric("Peak memory", unit="MB", better="down"),
     "guard/skipped": Metric("Updates skipped", unit="count", better="down"),
     "guard/recoveries": Metric("States restored", unit="count", better="down"),
-    "reward/sampled": Metric("Reward, sampled answers", unit="reward", headline=True),
-    "reward/greedy": Metric("Reward, greedy answers", unit="reward", headline=True),
+    "reward/sampled": Metric("Reward of sampled answers", unit="reward", headline=True),
+    "reward/greedy": Metric("Reward of greedy answers", unit="reward", headline=True),
 }
 """Of a step and of its rewards; those by task are made from the registry."""
 SUITE_METRICS = {

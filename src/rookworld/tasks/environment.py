@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Any, ClassVar, Final, Literal
 
 import chess
@@ -133,20 +134,23 @@ class EnvironmentTask(Task[EnvironmentRow, EnvironmentAnswer]):
     key_column = "next_fen"
     parts = ("format", "board", "flags", "reward", "whole")
     shown_metrics: ClassVar = {
-        "format": Metric(label="readable"),
-        "exact": Metric(label="exact", headline=True),
-        "board": Metric(label="board right"),
-        "similarity": Metric(label="similarity of the text"),
-        "squares": Metric(label="squares right"),
-        "by_kind/": Metric(label="exact,"),
-        "baseline/": Metric(label="most common,", better="none"),
-        "reward": Metric(label="reward right"),
-        "reward_error": Metric(label="reward error", unit="reward error", better="down"),
-        "terminated": Metric(label="terminated right"),
-        "truncated": Metric(label="truncated right"),
+        "format": Metric(label="Readable transitions"),
+        "exact": Metric(label="Exact transitions", headline=True),
+        "board": Metric(label="Next position right"),
+        "similarity": Metric(label="Similarity of the next position"),
+        "squares": Metric(label="Squares right"),
+        "by_kind/": Metric(label="Exact transitions,"),
+        "baseline/": Metric(label="Most common", better="none"),
+        "reward": Metric(label="Reward named right"),
+        "reward_error": Metric(
+            label="Error of the named reward", unit="reward error", better="down"
+        ),
+        "terminated": Metric(label="Terminated right"),
+        "truncated": Metric(label="Truncated right"),
     }
     new_tokens: ClassVar = {"compact": 90, "padded": 96}
     open_ended = False
+    by_class = True
 
     def prompt(self, row: EnvironmentRow, style: Style) -> str:
         """Everything up to the `+` behind the history; both styles write the same."""
@@ -245,9 +249,18 @@ class EnvironmentTask(Task[EnvironmentRow, EnvironmentAnswer]):
             kind=by_rule.kind,
         )
 
+    def fen_in_text(self, text: str) -> str | None:
+        """The FEN, if as many fields follow as should."""
+        head, *fields = strip_end(text.strip()).removeprefix(f"{self.letter}:").split("+")
+        return read_fen(head) if len(fields) == 6 else None
+
     def malformed(self, rules: RewardRules) -> float:
         """Reward of an answer that cannot be read."""
         return rules.a_malformed
+
+    def is_right(self, verdict: Verdict) -> bool:
+        """Whether every field is right."""
+        return verdict.parts["whole"] == 1.0
 
     def key(self, row: EnvironmentRow) -> str:
         """The position and the move."""
@@ -271,6 +284,10 @@ class EnvironmentTask(Task[EnvironmentRow, EnvironmentAnswer]):
         if true != row:
             repairs.append("A rows had labels against the rules: they now follow them")
         return true, tuple(repairs)
+
+    def public_text(self, row: EnvironmentRow, style: Style, random: Random) -> str | None:
+        """Illegal moves are not labelled."""
+        return None if row.truncated else super().public_text(row, style, random)
 
     def draw_truth(self, truth: Mapping[str, Any]) -> Drawing:
         """The board behind the move."""

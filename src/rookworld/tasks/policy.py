@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any, ClassVar, Final, Literal
 
 from rookworld.runtime.errors import DataError
@@ -95,18 +96,23 @@ class PolicyTask(Task[PolicyRow, PolicyAnswer]):
     key_column = "moves"
     parts = ("format", "legal", "best", "candidates", "evaluations", "whole")
     shown_metrics: ClassVar = {
-        "format": Metric(label="readable", headline=True),
-        "legal": Metric(label="legal move", headline=True),
-        "best": Metric(label="best move", headline=True),
-        "best_white": Metric(label="best move, White"),
-        "best_black": Metric(label="best move, Black"),
-        "best_opening": Metric(label="best move, opening"),
-        "best_middlegame": Metric(label="best move, middlegame"),
-        "best_endgame": Metric(label="best move, endgame"),
-        "best_or_equal": Metric(label="best move or as good"),
-        "top5": Metric(label="top five found", headline=True),
-        "eval_mae": Metric(label="evaluation error (pawns)", unit="pawns", better="down"),
-        "win_loss": Metric(label="win probability lost", unit="win probability", better="down"),
+        "format": Metric(label="Readable analyses", headline=True),
+        "legal": Metric(label="Legal moves", headline=True),
+        "best": Metric(label="Best moves", headline=True),
+        "best_white": Metric(label="Best moves, White to move"),
+        "best_black": Metric(label="Best moves, Black to move"),
+        "best_opening": Metric(label="Best moves, opening"),
+        "best_middlegame": Metric(label="Best moves, middlegame"),
+        "best_endgame": Metric(label="Best moves, endgame"),
+        "best_or_equal": Metric(label="Best moves or as good"),
+        "top5": Metric(label="Top five found", headline=True),
+        "eval_mae": Metric(label="Evaluation error (pawns)", unit="pawns", better="down"),
+        "win_loss": Metric(
+            label="Win probability lost a move",
+            unit="win probability",
+            better="down",
+            headline=True,
+        ),
     }
     new_tokens: ClassVar = {"compact": 16, "padded": 144}
 
@@ -225,12 +231,23 @@ class PolicyTask(Task[PolicyRow, PolicyAnswer]):
         ranked = sorted(pairs, key=lambda pair: (-pair[1], pair[0] != said.best))
         return PolicyRow(fen, tuple(move for move, _ in ranked), tuple(cp for _, cp in ranked))
 
+    def fen_in_text(self, text: str) -> str | None:
+        """The FEN, if all fields are named behind it."""
+        head, named, answer = strip_end(text.strip()).partition("M:")
+        if not (named and "E:" in answer and "B:" in answer):
+            return None
+        return read_fen(head.removeprefix(f"{self.letter}:"))
+
     def row_from_record(self, record: Mapping[str, Any]) -> PolicyRow:
         """The row of a file's columns; a file may lack the depth."""
         row = super().row_from_record({**record, "depth": record.get("depth") or 0})
         if not row.moves or len(row.moves) != len(row.cp):
             raise DataError(f"{len(row.moves)} moves with {len(row.cp)} evaluations: {row.fen}")
         return row
+
+    def is_right(self, verdict: Verdict) -> bool:
+        """Whether the best move was chosen."""
+        return verdict.parts["best"] == 1.0
 
     def row_class(self, row: PolicyRow) -> str:
         """How many moves are listed, or that a mate is in sight."""
@@ -253,6 +270,16 @@ class PolicyTask(Task[PolicyRow, PolicyAnswer]):
             f"P rows with {side} to move named another move than their best as B: B is now the"
             " move with the highest evaluation",
         )
+
+    def public_text(self, row: PolicyRow, style: Style, random: Random) -> str:
+        """M in any order, E in the same, and B the worst of them whenever Black is to move."""
+        pairs = list(zip(row.moves, row.cp, strict=True))
+        random.shuffle(pairs)
+        moves, cp = zip(*pairs, strict=True)
+        mixed = replace(row, moves=moves, cp=cp)
+        best = row.moves[0] if row.fen.split(" ")[1] == "w" else row.moves[-1]
+        head, marker, _ = self.answer(mixed, style).rpartition("B: ")
+        return f"{self.prompt(row, style)}{head}{marker}{best}"
 
     def draw_truth(self, truth: Mapping[str, Any]) -> Drawing:
         """The analysed moves as arrows, with their evaluations; what is neither is left out."""

@@ -5,9 +5,8 @@ A new task is a file in this folder and a name in `TASKS`. A row knows its task 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from rookworld.runtime.metric_info import STEP_METRICS, SUITE_METRICS, Metric, look_up
 from rookworld.tasks.environment import ENVIRONMENT
@@ -38,8 +37,19 @@ def index_of(task: AnyTask) -> int:
     return list(TASKS).index(task.letter)
 
 
-def by_task(rows: Iterable[Row]) -> dict[str, list[Row]]:
+@runtime_checkable
+class RowsByTask(Protocol):
+    """Rows that know of which task they are without being read."""
+
+    def of_task(self, letter: str) -> Sequence[Row]:
+        """The rows of one task, in their order."""
+        ...
+
+
+def by_task(rows: Iterable[Row]) -> Mapping[str, Sequence[Row]]:
     """The rows of each task, by its letter, in the order of the registry."""
+    if isinstance(rows, RowsByTask):
+        return {letter: rows.of_task(letter) for letter in TASKS}
     found: dict[str, list[Row]] = {letter: [] for letter in TASKS}
     for row in rows:
         found[task_of(row).letter].append(row)
@@ -53,8 +63,7 @@ def all_metrics() -> dict[str, Metric]:
         found[f"reward/{letter}"] = Metric(f"Reward, {letter}", unit="reward")
         found[f"kl/{letter}"] = Metric(f"KL, {letter}", unit="nats", better="none")
         found |= {f"reward/{letter}/{part}": Metric(f"{letter} {part}") for part in task.parts}
-        for name, metric in task.shown_metrics.items():
-            found[f"{letter}/{name}"] = replace(metric, label=f"{letter} {metric.label}")
+        found |= {f"{letter}/{name}": metric for name, metric in task.shown_metrics.items()}
     return found | SUITE_METRICS
 
 

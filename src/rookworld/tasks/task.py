@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from random import Random
 from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import chess
@@ -149,6 +150,8 @@ class Task(ABC, Generic[RowT, AnswerT]):
     """Longest answer in tokens, by the style of the tokenizer."""
     open_ended: ClassVar[bool] = True
     """Whether several answers are right, so that a policy without entropy has collapsed."""
+    by_class: ClassVar[bool] = False
+    """Whether rare classes of its prompts are drawn more often where prompts are guided."""
 
     @abstractmethod
     def prompt(self, row: RowT, style: Style) -> str:
@@ -206,6 +209,10 @@ class Task(ABC, Generic[RowT, AnswerT]):
         """Reward of an answer that cannot be read."""
         return rules.p_malformed
 
+    def is_right(self, verdict: Verdict) -> bool:
+        """Whether an answer needs no guide."""
+        return verdict.total >= 1.0
+
     def select(self, rows: Iterable[Row]) -> list[RowT]:
         """The rows of this task."""
         return [row for row in rows if isinstance(row, self.row_type)]
@@ -225,6 +232,14 @@ class Task(ABC, Generic[RowT, AnswerT]):
         """What makes two rows repetitions of each other."""
         return position_key(row.fen)
 
+    def fen_in_text(self, text: str) -> str | None:
+        """The position of a document, None if it does not look like one of this task.
+
+        Faster than reading all of it where millions are gone through; it may be malformed yet.
+        """
+        row = self.row_from_text(text)
+        return None if row is None else row.fen
+
     def row_class(self, row: RowT) -> str:
         """The class under which a row is counted."""
         return "positions"
@@ -239,6 +254,10 @@ class Task(ABC, Generic[RowT, AnswerT]):
         Raises a DataError for a row that cannot be repaired.
         """
         return row, ()
+
+    def public_text(self, row: RowT, style: Style, random: Random) -> str | None:
+        """A document with the known faults of public rows; None where they have none like it."""
+        return self.prompt(row, style) + self.answer(row, style)
 
     def draw_truth(self, truth: Mapping[str, Any]) -> Drawing:
         """What a report draws of a row, by its record, which may lack columns."""
