@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -257,7 +258,8 @@ def test_there_is_a_store_only_for_what_the_next_pass_may_use(
     then = overlap.activations_for(state, settings)
     assert then is not None
     assert not then.full
-    assert then.most == settings.compute.micro_tokens
-    never = overlap.activations_for(state, settings.but(recompute=True))
+    assert then.most == state.learner.memory.micro_tokens
+    state.learner.memory = replace(state.learner.memory, recompute=True)
+    never = overlap.activations_for(state, settings)
     assert never is not None
     assert never.full

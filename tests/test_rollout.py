@@ -22,6 +22,7 @@ from rookworld.model.weights import load_model
 from rookworld.rl import forward
 from rookworld.rl.batch import pad_stack, shared_prefix_batch, split_to_budget
 from rookworld.rl.forward import prepare, reference_ahead
+from rookworld.rl.memory import MemoryPlan
 from rookworld.rl.models import Learner
 from rookworld.rl.scratch import StepScratch
 from rookworld.rollout.collector import Collector, collect
@@ -127,10 +128,8 @@ def test_what_is_found_out_meanwhile_is_of_the_same_answers(
     model: GPT2, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference = copy.deepcopy(model).requires_grad_(False)
-    learner, settings = (
-        Learner(model, reference),
-        tiny_settings(tmp_path, tmp_path, micro_tokens=60),
-    )
+    learner = Learner(model, reference, memory=MemoryPlan(micro_tokens=60))
+    settings = tiny_settings(tmp_path, tmp_path)
     collector = collector_of(model, tokenizer)
     prompts = Prompts(tiny_rows(), tokenizer, 0.5, seed=0).take(6)
     plain = collector.groups(prompts, step=0, progress=1.0)

@@ -19,11 +19,11 @@ from rookworld.model.sampling import decode_graphs, sampler
 from rookworld.model.sampling.counter_rng import exponential_noise, fold, row_keys, to_signed
 from rookworld.model.sampling.decode_batch import DecodeBatch, Mask, Shape, round_up
 from rookworld.model.sampling.decode_graphs import (
+    ArenaDecoder,
     EagerDecoder,
     Ids,
-    _RecentlyUsed,
     pad_prompts,
-    round_shape,
+    round_groups,
 )
 from rookworld.model.sampling.sampler import Sampler, Samples, Sampling
 from rookworld.model.sampling.token_choice import entropy_of, truncated_logits
@@ -407,22 +407,10 @@ def test_unpacked_weights_give_the_same(model: GPT2, monkeypatch: pytest.MonkeyP
     _same(plain, list(range(8)), packed, list(range(8)))
 
 
-class _Roomy(EagerDecoder):
-    """Steps in the roomy buffers of a captured graph, run by hand."""
+class _Roomy(ArenaDecoder):
+    """Batches cut from one block of memory, their steps taken by plain torch."""
 
-    compact_at = 0.5
-
-    def __init__(self, weights: InferenceWeights) -> None:
-        super().__init__(weights)
-        self.weights = weights
-        self.check_every, self.steps_ahead = 4, 1
-        self.shapes: list[Shape] = []
-
-    def batch(self, shape: Shape) -> DecodeBatch:
-        batch = super().batch(round_shape(shape))
-        self.shapes.append(batch.shape)
-        batch.cache.resize_own(batch.shape.new)
-        return batch
+    compact_at = 0.0
 
     def start(self, batch: DecodeBatch, prompts: Sequence[Ids], mask: Mask | None) -> None:
         given = pad_prompts(prompts, batch.shape.groups, round_up(len(prompts[-1]), 16))
@@ -433,7 +421,7 @@ class _Roomy(EagerDecoder):
         batch.choose(batch.logits(slot))
 
 
-def test_roomy_buffers_change_nothing(model: GPT2) -> None:
+def test_batches_cut_from_one_block_of_memory_change_nothing(model: GPT2) -> None:
     each = [replace(WARM, max_new_tokens=n) for n in (3, 18, 16, 4, 2)]
     eager, captured = Sampler(model), Sampler(model)
     captured.decoder = decoder = _Roomy(captured.weights)
@@ -443,12 +431,24 @@ def test_roomy_buffers_change_nothing(model: GPT2) -> None:
         samples = captured.sample(MIXED[:5], **ask)  # type: ignore[arg-type]
         _same(samples, list(range(15)), expected, list(range(15)))
         assert torch.equal(samples.finished, expected.finished)
-    assert decoder.shapes[0][:4] == (6, 3, 64, 32)
-    assert len(set(decoder.shapes)) > 1
+    assert decoder.batches[3].shape[:4] == (6, 3, 64, 32)
+
+
+def test_rows_that_go_on_remember_where_their_keys_lie(model: GPT2) -> None:
+    decoder = ArenaDecoder(InferenceWeights(model))
+    batch = decoder.batch(Shape(4, 3, 8, 8))
+    batch.rows.limits.copy_(torch.arange(12))
+    kept = decoder.compact(batch, torch.tensor([0, 2, 3]), torch.tensor([[0, 2], [1, 2], [0, 1]]))
+    kept = decoder.compact(kept, torch.tensor([1, 2]), torch.tensor([[1], [0]]))
+    assert kept.shape[:2] == (2, 1)
+    assert kept.group_places[:2].tolist() == [2, 3]
+    assert kept.columns[:2].tolist() == [2, 0]
+    assert kept.rows.limits[:2].tolist() == [8, 9]
+    assert decoder.batch(Shape(4, 3, 8, 8)).columns[:6].tolist() == [0, 1, 2, 0, 1, 2]
 
 
 def test_few_shapes_serve_many_sizes() -> None:
-    groups = [round_shape(Shape(n, 1, 1, 1)).groups for n in range(1, 26)]
+    groups = [round_groups(n) for n in range(1, 26)]
     assert sorted(set(groups)) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
     assert all(wide >= n for n, wide in enumerate(groups, 1))
 
@@ -501,14 +501,3 @@ def test_cuda_graphs_see_an_update(model: GPT2, dtype: torch.dtype) -> None:
     fresh = Sampler(device, dtype=dtype).sample(MIXED, settings=WARM, eos=NEVER, seed=0)
     assert not torch.equal(before.logp, after.logp)
     torch.testing.assert_close(after.logp, fresh.logp)
-
-
-def test_a_few_are_kept_and_more_while_they_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_graphs, "BATCHES_KEPT", 2)
-    made: list[int] = []
-    kept = _RecentlyUsed(
-        lambda shape, *_: made.append(shape.groups), lambda shape: shape.groups, 10
-    )
-    for groups in (4, 3, 4, 3, 2, 4, 5, 4, 3, 20, 3, 20, 30, 20, 3):
-        kept[Shape(groups, 1, 1, 1)]
-    assert made == [4, 3, 2, 5, 3, 20, 30, 3]

@@ -31,9 +31,9 @@ def _inputs() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return hidden, head, ids, *near
 
 
-def _fused(*inputs: Any) -> TokenStats:
+def _fused(*inputs: Any, temperature: Tensor | None = None, kind: str = "forward") -> TokenStats:
     apply: Any = triton_scores.FusedTokenStats.apply
-    logp, entropy, kl, ref_logp = apply(*inputs)
+    logp, entropy, kl, ref_logp = apply(*inputs, temperature, kind)
     return TokenStats(logp=logp, entropy=entropy, kl=kl, ref_logp=ref_logp)
 
 
@@ -45,16 +45,21 @@ def _mixed(stats: TokenStats) -> Tensor:
     return torch.stack([(w * n).sum() for w, n in zip(weights, numbers, strict=True)]).sum()
 
 
-def _both(frozen_head: bool = False) -> list[tuple[TokenStats, list[Tensor | None]]]:
+def _both(
+    frozen_head: bool = False, temperature: Tensor | None = None, kind: str = "forward"
+) -> list[tuple[TokenStats, list[Tensor | None]]]:
+    draw = Draw() if temperature is None else Draw(temperature=temperature)
     found = []
     for fused in (False, True):
         hidden, head, ids, ref_hidden, ref_head = _inputs()
         hidden.requires_grad_()
         head.requires_grad_(not frozen_head)
         if fused:
-            stats = _fused(hidden, head, ids, ref_hidden, ref_head, torch.float32)
+            given = (hidden, head, ids, ref_hidden, ref_head, torch.float32)
+            stats = _fused(*given, temperature=temperature, kind=kind)
         else:
-            stats = stats_from_logits(hidden @ head.T, ids, Draw(), ref_hidden @ ref_head.T)
+            reference = ref_hidden @ ref_head.T
+            stats = stats_from_logits(hidden @ head.T, ids, draw, reference, kind)
         torch.autograd.backward(_mixed(stats))
         found.append((stats, [hidden.grad, head.grad]))
     return found
@@ -71,6 +76,17 @@ def test_numbers_and_gradients_are_those_of_plain_torch(
         torch.testing.assert_close(getattr(fused, name), getattr(plain, name), atol=2e-5, rtol=1e-5)
     for own, other in zip(fused_slopes, slopes, strict=True):
         torch.testing.assert_close(own, other, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["forward", "reverse", "symmetric"])
+@pytest.mark.parametrize("tempered", [False, True])
+def test_any_temperature_and_kind_of_kl_is_that_of_plain_torch(kind: str, tempered: bool) -> None:
+    temperature = torch.linspace(0.4, 1.6, ROWS, device=DEVICE) if tempered else None
+    (plain, slopes), (fused, fused_slopes) = _both(temperature=temperature, kind=kind)
+    for name in ("logp", "entropy", "kl", "ref_logp"):
+        torch.testing.assert_close(getattr(fused, name), getattr(plain, name), atol=5e-5, rtol=1e-5)
+    for own, other in zip(fused_slopes, slopes, strict=True):
+        torch.testing.assert_close(own, other, atol=5e-5, rtol=2e-4)
 
 
 def test_a_frozen_head_gets_no_gradient() -> None:
@@ -99,11 +115,15 @@ def test_token_stats_takes_this_way_on_a_gpu(monkeypatch: pytest.MonkeyPatch) ->
         return fused(*given)
 
     monkeypatch.setattr(triton_scores.FusedTokenStats, "apply", counted)
-    token_stats(hidden, head, ids, ref_hidden=ref_hidden, ref_head=ref_head)
-    token_stats(
-        hidden, head, ids, draw=Draw(temperature=0.5), ref_hidden=ref_hidden, ref_head=ref_head
-    )
-    assert called == [1]
+    reference: Any = {"ref_hidden": ref_hidden, "ref_head": ref_head}
+    by_row = torch.linspace(0.4, 1.6, ROWS, device=DEVICE)
+    for draw in (Draw(), Draw(temperature=0.5), Draw(temperature=by_row)):
+        for kind in ("forward", "reverse", "symmetric"):
+            token_stats(hidden, head, ids, draw=draw, **reference, kind=kind)
+    assert len(called) == 9
+    for draw in (Draw(top_k=5), Draw(top_p=0.9)):
+        token_stats(hidden, head, ids, draw=draw, **reference)
+    assert len(called) == 9
 
 
 @pytest.mark.skipif(not CUDA, reason="needs a GPU")

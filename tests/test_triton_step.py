@@ -12,8 +12,9 @@ from torch import Tensor
 
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.inference import Dense, InferenceWeights, Norm, _attend_parts
-from rookworld.model.sampling.decode_batch import DecodeBatch, Mask, Shape
-from rookworld.model.sampling.decode_graphs import EagerDecoder, round_shape
+from rookworld.model.sampling.decode_batch import DecodeBatch, GrowingBatch, Shape
+from rookworld.model.sampling.decode_graphs import ArenaDecoder
+from rookworld.model.sampling.kv_cache import Room
 from rookworld.model.sampling.sampler import Sampler, Sampling
 
 pytest.importorskip("triton")
@@ -56,7 +57,7 @@ def _model(heads: int = 2, size: int = 16) -> GPT2:
     return _sharp(GPT2(config).init_weights(0))
 
 
-def _as_on_cuda(batch: DecodeBatch, dtype: torch.dtype | None = None) -> DecodeBatch:
+def _as_on_cuda(batch: GrowingBatch, dtype: torch.dtype | None = None) -> DecodeBatch:
     """The batch with the layout its cache has on CUDA, and all of its own slots."""
     cache = batch.cache
     cache.resize_own(batch.shape.new)
@@ -91,7 +92,7 @@ def test_attention_is_one_softmax(
     monkeypatch.setattr(triton_attention, "plan", lambda batch: plan)
     generator = torch.Generator().manual_seed(0)
     weights = InferenceWeights(_model(2, size))
-    batch = _as_on_cuda(DecodeBatch(weights, shape), dtype)
+    batch = _as_on_cuda(GrowingBatch(weights, shape), dtype)
     cache, layer = batch.cache, 1
     for part in (cache.prefix_keys, cache.prefix_values, cache.own_keys, cache.own_values):
         part.copy_(torch.randn(part.shape, generator=generator))
@@ -134,8 +135,10 @@ def _expected(
         qkv.view(shape.groups, shape.width, 3, 2, -1).permute(2, 0, 3, 1, 4).unbind()
     )
     own = (cache.own_keys[layer], cache.own_values[layer])
-    assert torch.equal(own[0][..., index - 1, :], key)
-    assert torch.equal(own[1][..., index - 1, :], value)
+    going = ~batch.done()
+    for kept, given in zip(own, (key, value), strict=True):
+        written = kept[..., index - 1, :].transpose(1, 2)
+        assert torch.equal(written[going], given.transpose(1, 2)[going])
     seen = []
     for group, length in enumerate(lengths):
         at = slice(group, group + 1)
@@ -148,23 +151,17 @@ def _expected(
     return torch.cat(seen).transpose(1, 2).reshape(shape.rows, -1)
 
 
-class _Kernels(EagerDecoder):
-    """The Triton step launched by hand: roomy buffers in CUDA's layout."""
-
-    compact_at = 0.5
+class _Kernels(ArenaDecoder):
+    """The kernels of a captured step launched by hand."""
 
     def __init__(self, weights: InferenceWeights) -> None:
         super().__init__(weights)
-        self.check_every, self.steps_ahead = 4, 1
         self.shapes: set[Shape] = set()
 
-    def batch(self, shape: Shape) -> DecodeBatch:
-        batch = _as_on_cuda(super().batch(round_shape(shape)))
-        self.shapes.add(batch.shape)
-        return batch
-
-    def step(self, batch: DecodeBatch, slot: int, mask: Mask | None) -> None:
-        triton_step.advance(batch)
+    def compact(self, batch: DecodeBatch, groups: Tensor, columns: Tensor) -> DecodeBatch:
+        smaller = super().compact(batch, groups, columns)
+        self.shapes.add(smaller.shape)
+        return smaller
 
 
 @pytest.mark.parametrize(
@@ -179,7 +176,7 @@ class _Kernels(EagerDecoder):
 def test_programs_share_rows_where_few_would_walk_through_many_slots(
     shape: Shape, dtype: torch.dtype, programs: int, splits: int
 ) -> None:
-    batch = _as_on_cuda(DecodeBatch(InferenceWeights(_model(12, 16)), shape), dtype)
+    batch = _as_on_cuda(GrowingBatch(InferenceWeights(_model(12, 16)), shape), dtype)
     plan = triton_attention.plan(batch)
     assert shape.groups * -(-shape.width // plan.rows) * 12 == programs
     assert plan.splits == splits
@@ -193,11 +190,12 @@ WARM = Sampling(max_new_tokens=12)
     ("k", "kinds"),
     [
         (3, [replace(WARM, max_new_tokens=n) for n in (2, 10, 3, 2)]),
+        (4, [replace(WARM, max_new_tokens=n) for n in (2, 12, 3, 7)]),
         (1, [replace(WARM, temperature=t, max_new_tokens=6) for t in (0.0, 0.5, 1.0, 1.5)]),
         (2, [replace(WARM, temperature=0.0, max_new_tokens=4)] * 4),
         (2, [replace(WARM, top_k=5, max_new_tokens=4)] * 4),
     ],
-    ids=["shrinking", "mixed", "greedy", "top-k"],
+    ids=["shrinking", "shrinking more", "mixed", "greedy", "top-k"],
 )
 def test_the_kernels_draw_what_torch_draws(
     k: int, kinds: list[Sampling], monkeypatch: pytest.MonkeyPatch
@@ -218,12 +216,41 @@ def test_the_kernels_draw_what_torch_draws(
     assert torch.equal(samples.finished, expected.finished)
     torch.testing.assert_close(samples.logp, expected.logp, atol=1e-4, rtol=0)
     torch.testing.assert_close(samples.entropy, expected.entropy, atol=1e-3, rtol=0)
-    assert k != 3 or len(decoder.shapes) > 1
+    assert k < 3 or len(decoder.shapes) >= k - 2
+
+
+def test_parts_are_cut_to_memory_and_lengths_that_were_met_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(triton_attention, "PROGRAMS", 1)
+    ids = [[1, 2, 3]] * 5
+    ask: dict[str, Any] = {"settings": replace(WARM, max_new_tokens=2), "eos": -1, "seed": 4}
+    sampler = Sampler(_model(), graph=False)
+    sampler.decoder = decoder = _Kernels(sampler.weights)
+    whole = sampler.sample(ids, k=2, **ask)
+    room = Room(1, 2, 64, 16)
+    held = decoder.arena.group_bytes(room)
+    assert held == 2 * 2 * 32 * (64 + 32) * 4
+    assert decoder.arena.groups(room) == 6
+    decoder.forget()
+    decoder.arena.grow(room)
+    decoder.most_bytes = 5 * held
+    parts = sampler.sample(ids, k=2, **ask)
+    assert decoder.arena.groups(room) == 4
+    assert parts.tokens.tolist() == whole.tokens.tolist()
+    decoder.batch(Shape(1, 2, 3, 30))
+    decoder.batch(Shape(1, 2, 3, 2))
+    assert (decoder.prefix, decoder.new) == (64, 32)
+    # in the same memory there are more groups of fewer samples
+    before = decoder.arena.keys
+    alone = sampler.sample(ids, k=1, **ask)
+    assert decoder.arena.keys is before
+    assert alone.tokens.tolist() == whole.tokens[::2].tolist()
 
 
 def test_equal_scores_go_to_the_least_id() -> None:
     weights = InferenceWeights(_model())
-    batch = DecodeBatch(weights, Shape(1, 3, 16, 16, random=False))
+    batch = GrowingBatch(weights, Shape(1, 3, 16, 16, random=False))
     batch.rows.done.fill_(False)
     batch.rows.limits.fill_(16)
     batch.eos.fill_(-1)

@@ -138,7 +138,13 @@ REFUSED = [
     *("--kl-type k2", "--kl-collect-cap 1", "--ref-reset-kl 1"),
     *("--ref-device cpu", "--recovery-lr-factor 0.1", "--max-recoveries 1"),
     *("--shard", "--recompute", "--no-graphs", "--credit outlook", "--credit choices"),
-    *("--flat-tries 3", "--p-temperature 0.8", "--a-temperature 0.8", "--device cuda:1"),
+    *(
+        "--guide 0.2",
+        "--flat-tries 3",
+        "--p-temperature 0.8",
+        "--a-temperature 0.8",
+        "--device cuda:1",
+    ),
 ]
 
 

@@ -25,10 +25,11 @@ from rookworld.model.weights import load_model
 from rookworld.rl import credit, forward, models, update
 from rookworld.rl.batch import causal_batch, padded_batch, shared_prefix_batch
 from rookworld.rl.forward import MicroBatch
+from rookworld.rl.memory import MemoryPlan
 from rookworld.rl.models import Learner, ValueHead, make_optimizers
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.self_distill import Distiller
-from rookworld.rl.settings import TrainSettings
+from rookworld.rl.settings import MICRO_TOKENS, TrainSettings
 from rookworld.rl.update import Gradient
 from rookworld.rollout.prompts import Prompts
 from rookworld.rollout.types import Group, ListedMoveValues, Prompt, TokenValues
@@ -123,6 +124,7 @@ def computed(
     """The update's gradient, parameter by parameter."""
     if not settings.advantages.gae:
         learner = replace(learner, value_head=None)
+    learner = replace(learner, memory=MemoryPlan(settings.compute.micro_tokens or MICRO_TOKENS))
     for parameter in learner.parameters():
         parameter.grad = None
     micros = forward.prepare(groups, learner, settings, eos=0)

@@ -21,6 +21,8 @@ from rookworld.tasks.registry import task_of_text
 from rookworld.tasks.task import PolicyRow, Style
 
 if TYPE_CHECKING:
+    import torch
+
     from rookworld.model.gpt2 import GPT2
     from rookworld.model.sampling.sampler import Sampler
     from rookworld.model.tokenizer import Tokenizer
@@ -81,9 +83,12 @@ class ModelAnswerer:
         samples: int = 1,
         seed: int = 0,
         progress: Progress | None = None,
+        share_sampler: torch.dtype | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
+        self.share_sampler = share_sampler
+        """Answer by the sampler that training uses, whose matrices are of this type."""
         self.batch_size = batch_size
         self.temperature = temperature
         self.top_k = top_k
@@ -104,6 +109,7 @@ class ModelAnswerer:
             samples=samples,
             seed=self.seed,
             progress=self.progress,
+            share_sampler=self.share_sampler,
         )
 
     @property
@@ -136,8 +142,10 @@ class ModelAnswerer:
 
     def _current_sampler(self) -> Sampler:
         """A sampler that sees the model's present weights; packing them anew takes a while."""
-        from rookworld.model.sampling.sampler import Sampler
+        from rookworld.model.sampling.sampler import Sampler, sampler_for
 
+        if self.share_sampler is not None:
+            return sampler_for(self.model, self.share_sampler)
         # A captured optimizer step changes weights on CUDA without counting a version.
         versions = [parameter._version for parameter in self.model.parameters()]
         changed = versions != self._versions or self.model.device.type == "cuda"

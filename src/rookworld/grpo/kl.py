@@ -118,8 +118,14 @@ class Draw:
     @property
     def plain(self) -> bool:
         """Whether tokens were drawn from the model's own distribution."""
-        numbers = (self.temperature, self.top_k, self.top_p)
-        return not any(isinstance(one, Tensor) for one in numbers) and numbers == (1, 0, 1)
+        return self.uncut and not isinstance(self.temperature, Tensor) and self.temperature == 1
+
+    @property
+    def uncut(self) -> bool:
+        """Whether any token could be drawn, whatever the temperatures above 0."""
+        cuts = (self.top_k, self.top_p)
+        whole = not any(isinstance(one, Tensor) for one in cuts) and cuts == (0, 1)
+        return whole and (isinstance(self.temperature, Tensor) or self.temperature > 0)
 
     def rows(self, which: slice | Tensor) -> Draw:
         """The settings of some rows."""
@@ -190,14 +196,15 @@ def token_stats(
     With `chunk` > 0 only chunk × V scores live at a time, recomputed in the backward pass: needed
     for 50k tokens, a waste for 2k. The product follows the caller's dtype or autocast; everything
     after it is fp32. The reference's product runs on the reference's device, without gradient.
-    On a GPU plain draws go through two kernels of their own, whatever the vocabulary.
+    On a GPU draws that cut nothing off go through two kernels of their own; a tensor of
+    temperatures must then be above 0.
     """
     settings = draw or Draw()
     compared = ref_hidden is not None and ref_head is not None
-    if ref_hidden is not None and ref_head is not None and settings.plain and kind == "forward":
+    if ref_hidden is not None and ref_head is not None and settings.uncut:
         tensors = (hidden, head, ref_hidden, ref_head)
         if len(hidden) > 0 and on_one_gpu(*tensors):
-            return _stats_in_triton(ids, *tensors)
+            return _stats_in_triton(ids, *tensors, settings.temperature, kind)
 
     def rows(start: int, states: Tensor) -> tuple[Tensor, ...]:
         stop = start + len(states)
@@ -214,16 +221,29 @@ def token_stats(
 
 
 def _stats_in_triton(
-    ids: Tensor, hidden: Tensor, head: Tensor, ref_hidden: Tensor, ref_head: Tensor
+    ids: Tensor,
+    hidden: Tensor,
+    head: Tensor,
+    ref_hidden: Tensor,
+    ref_head: Tensor,
+    temperature: Tensor | float,
+    kind: str,
 ) -> TokenStats:
     from rookworld.model.kernels.triton_scores import FusedTokenStats
 
     cast = torch.is_autocast_enabled(hidden.device.type)
     dtype = torch.get_autocast_dtype(hidden.device.type) if cast else hidden.dtype
     apply: Callable[..., tuple[Tensor, ...]] = FusedTokenStats.apply
+    rows: Tensor | None = None
+    if isinstance(temperature, Tensor):
+        rows = temperature.float().contiguous()
+    elif temperature != 1:
+        rows = torch.full((len(ids),), temperature, device=hidden.device)
     # kernels go to the current device, which need not be the tensors'
     with torch.cuda.device(hidden.device):
-        logp, entropy, kl, ref_logp = apply(hidden, head, ids, ref_hidden, ref_head, dtype)
+        logp, entropy, kl, ref_logp = apply(
+            hidden, head, ids, ref_hidden, ref_head, dtype, rows, kind
+        )
     return TokenStats(logp=logp, entropy=entropy, kl=kl, ref_logp=ref_logp)
 
 

@@ -7,7 +7,7 @@ what a pass finds does not depend on how the step was cut into batches.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -56,6 +56,11 @@ class MicroBatch:
     """Rows that learn from everything they could have chosen; their advantages are 0."""
     anchor: bool = False
     """Whether its tokens are held to the reference and learn nothing else."""
+    guide: bool = False
+    """Whether its answers are true ones, which nobody sampled; `old_logp` is then the policy's own
+    at its first update."""
+    passed: bool = False
+    """Whether a guide's first update has been."""
     activations: ActivationStore | None = None
     """What the sampler computed of this batch, until the first update of the policy."""
 
@@ -94,7 +99,7 @@ def prepare(
     scratch = scratch or StepScratch()
     micros = []
     multiple = pad_multiple(learner.model.device)
-    batches = split_to_budget(groups, settings.compute.micro_tokens, multiple)
+    batches = split_to_budget(groups, learner.memory.micro_tokens, multiple)
     missing = sharding.missing_passes(learner.reference, len(batches))
     for chosen in batches:
         batch = scratch.batches.get(prompt_keys(chosen)) or shared_prefix_batch(
@@ -111,6 +116,16 @@ def prepare(
     scratch.drop_rollouts()
     sharding.idle_passes(learner.reference, missing)
     return micros
+
+
+def prepare_guides(
+    guides: Sequence[Group], learner: Learner, settings: TrainSettings, eos: int
+) -> list[MicroBatch]:
+    """Batches of true answers: neither temperature nor cap say anything about them."""
+    return [
+        replace(micro, guide=True, draw=Draw(), kept=None)
+        for micro in prepare(guides, learner, settings, eos)
+    ]
 
 
 def reference_states(
@@ -135,7 +150,7 @@ def reference_ahead(
 ) -> None:
     """Compute the reference's states of answers before they are scored."""
     multiple = pad_multiple(learner.model.device)
-    chosen = split_to_budget(answers, settings.compute.micro_tokens, multiple)
+    chosen = split_to_budget(answers, learner.memory.micro_tokens, multiple)
     # all batches first: making one waits for the device
     batches = [shared_prefix_batch(part, eos, multiple) for part in chosen]
     for part, batch in zip(chosen, batches, strict=True):
@@ -154,14 +169,16 @@ def sampling_draw(
 ) -> Draw:
     """The distribution each row was sampled from; plain numbers where all tasks share them."""
     by_task = [settings.sampling.of_task(letter) for letter in TASKS]
-    used = {by_task[group.prompt.task] for group in groups}
-    if len(used) == 1:
-        temperature, top_p = used.pop()
-        return Draw(temperature=temperature, top_k=settings.sampling.top_k, top_p=top_p)
-    k = len(groups[0].lengths)
-    rules = torch.tensor([by_task[group.prompt.task] for group in groups])
-    table = to_device(rules, batch.ids.device)[batch.sequences // k]
-    return Draw(temperature=table[:, 0], top_k=settings.sampling.top_k, top_p=table[:, 1])
+    rules = [by_task[group.prompt.task] for group in groups]
+
+    def each(values: Sequence[float]) -> Tensor | float:
+        if len(set(values)) == 1:
+            return values[0]
+        answer = batch.sequences // len(groups[0].lengths)
+        return to_device(torch.tensor(values), batch.ids.device)[answer]
+
+    temperature, top_p = (each(values) for values in zip(*rules, strict=True))
+    return Draw(temperature=temperature, top_k=settings.sampling.top_k, top_p=top_p)
 
 
 def states(

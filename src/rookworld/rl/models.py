@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,8 @@ from rookworld.model.inference import InferenceWeights
 from rookworld.model.kernels import cpu
 from rookworld.model.kernels.cuda_graphs import PassGraphs
 from rookworld.model.optim import build_optimizers
-from rookworld.model.weights import load_model
+from rookworld.model.weights import load_model, read_config
+from rookworld.rl.memory import MemoryPlan, plan_memory
 from rookworld.rl.settings import TrainSettings
 from rookworld.runtime import distributed
 from rookworld.runtime.errors import ConfigError
@@ -71,6 +72,8 @@ class Learner:
     graphs: PassGraphs | None = None
     """The policy's recorded passes, where they may be recorded."""
     ref_graphs: PassGraphs | None = None
+    memory: MemoryPlan = field(default_factory=MemoryPlan)
+    """How passes and the sampler's cache are cut."""
     packed: _Packed | None = None
     """The reference as `packed_reference` made it last."""
 
@@ -118,6 +121,8 @@ class Learner:
 
 def new_learner(folder: Path, settings: TrainSettings, device: torch.device) -> Learner:
     """Policy and reference, whole on every rank or shared out over them."""
+    ranks = distributed.world_size() if settings.compute.shard else 1
+    plan = plan_memory(read_config(folder), settings, device, ranks)
     model = load_model(folder, device)
     value_head = None
     if settings.advantages.gae:
@@ -125,10 +130,11 @@ def new_learner(folder: Path, settings: TrainSettings, device: torch.device) -> 
     if not settings.compute.shard or distributed.world_size() == 1:
         there = reference_device(settings, device)
         reference = copy.deepcopy(model).to(there).requires_grad_(False)
-        return Learner(model, reference, value_head)
+        return Learner(model, reference, value_head, memory=plan)
     reference = sharding.shard(load_model(folder).requires_grad_(False), device)
     shares = sharding.shard(load_model(folder), device)
-    return Learner(shares, reference, value_head, gathered=model.requires_grad_(False))
+    whole = model.requires_grad_(False)
+    return Learner(shares, reference, value_head, gathered=whole, memory=plan)
 
 
 def make_optimizers(learner: Learner, settings: TrainSettings) -> list[torch.optim.Optimizer]:

@@ -74,6 +74,7 @@ def collect_groups(
         state.step,
         progress,
         flat_tries=settings.sampling.flat_tries,
+        guide=settings.sampling.guide,
     )
 
 
@@ -113,7 +114,7 @@ def activations_for(state: State, settings: TrainSettings) -> ActivationStore | 
     """Where a CPU's sampler keeps what it computes; no more of it than a pass may hold."""
     if state.learner.whole.device.type != "cpu":
         return None
-    most = settings.compute.micro_tokens if may_reuse_activations(state, settings) else 0
+    most = state.learner.memory.micro_tokens if may_reuse_activations(state, settings) else 0
     return ActivationStore(settings.sampling.k_samples, most)
 
 
@@ -124,7 +125,7 @@ def may_reuse_activations(state: State, settings: TrainSettings) -> bool:
     Recomputed blocks, and those in shares, make their own.
     """
     learner = state.learner
-    own = learner.gathered is None and not settings.compute.recompute
+    own = learner.gathered is None and not learner.memory.recompute
     return own and not learner.one_model
 
 

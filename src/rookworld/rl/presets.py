@@ -32,6 +32,7 @@ TRAIN_PRESETS: dict[str, dict[str, Any]] = {
         "lr": 1e-5,
         "steps": 1000,
         "max_new_tokens": 144,
+        "memory": "4.8GB",
     },
     "stable": {"lr": 1e-6, "clip_range": 0.1, "kl_coef": 0.001},
     "train-sh": {
@@ -62,7 +63,6 @@ TRAIN_PRESETS: dict[str, dict[str, Any]] = {
         "steps": 2000,
         "lr": 3e-5,
         "lr_warmup_steps": 20,
-        "micro_tokens": 131_072,
         "eval_every": 250,
         "save_every": 500,
         "eval_policy_rows": 2000,
@@ -93,7 +93,6 @@ TRAIN_PRESETS: dict[str, dict[str, Any]] = {
         "distill_coef": 0.4,
         "distill_first_power": 2.0,
         "distill_prompts": 12_288,
-        "micro_tokens": 131_072,
         "eval_every": 400,
         "save_every": 400,
         "eval_policy_rows": 2000,

@@ -112,7 +112,7 @@ def teacher_frequencies(
         to_device(torch.from_numpy(array), device)
         for array in (images.ids, images.lengths, images.prompts, images.sides)
     )
-    most = max(1, settings.compute.micro_tokens // (ids.shape[1] + lists[0].numel()))
+    most = max(1, learner.memory.micro_tokens // (ids.shape[1] + lists[0].numel()))
     for at in range(0, len(images.ids), most):
         part = slice(at, at + most)
         batch = padded_batch(ids[part], lengths[part], lists[part], list_lengths[part])
@@ -254,7 +254,7 @@ class Distiller:
             self.introduce(new[at : at + POSITIONS_AT_ONCE], workers)
         tokens = int(self.lengths[numbers].max()) + MOST_MOVES - 1
         tokens = round_up(tokens, pad_multiple(self.device))
-        most = max(1, self.settings.compute.micro_tokens // tokens)
+        most = max(1, self.learner.memory.micro_tokens // tokens)
         parts = -(-len(places) // most)
         # all of one size or one less: a pass whose size comes back can be recorded
         cuts = zip(np.array_split(numbers, parts), np.array_split(places, parts), strict=True)

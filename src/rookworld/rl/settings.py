@@ -55,6 +55,10 @@ class SamplingSettings(Section):
     flat_tries: Whole = 1
     """How often prompts whose answers all score alike are replaced within a step, by the next ones
     of either task; 0 where --credit learns from them too."""
+    guide: Share = 0.0
+    """Up to this share of a step's groups, of those without a right answer, learn from the true one
+    too. 0.25 where a class of held-out rows stands at 0: what is never sampled is never rewarded.
+    """
 
     def of_task(self, letter: str) -> tuple[float, float]:
         """(temperature, top-p) of a task."""
@@ -170,16 +174,23 @@ class EvaluationSettings(Section):
     of sampled reward may be mere sharpness: sampling at 0.7 makes one without any training."""
 
 
+MICRO_TOKENS = 16_384
+"""Tokens of a pass where memory does not decide."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ComputeSettings(MachineSettings):
     """Where and how passes run."""
 
-    micro_tokens: Count = 16_384
-    """Tokens a forward pass may hold; a step is cut into as many passes as that takes. Lower it
-    when memory runs out, raise it on a large GPU."""
+    memory: str | None = None
+    """What the run may take of a GPU's memory, such as 20GB; default: what is there. Passes, blocks
+    computed twice and the sampler's cache are cut to fit."""
+    micro_tokens: Count | None = None
+    """Tokens a forward pass may hold, padding included; a step is cut into as many as that takes.
+    Default: what fits in the memory; on the CPU 16,384."""
     recompute: bool = False
     """Compute blocks a second time in the backward pass rather than keep what they found: one more
-    forward pass, a third of the memory."""
+    forward pass, a sixth of the memory. Also done where else a step would be cut too small."""
     graphs: bool = True
     """On a GPU, record small passes of policy and reference (CUDA graphs) and replay them, which
     spares the host launching each kernel; what they use stays reserved between steps."""
@@ -278,6 +289,11 @@ class TrainSettings(Composed):
         self._can_be_paid()
         self._can_be_stepped()
         self._can_be_selected()
+        require(
+            self.sampling.guide == 0 or self.kl.kl_type != "k1_reward",
+            "--guide with --kl-type k1_reward: true answers were not sampled, so nothing would "
+            "hold them to the reference; take --kl-type forward",
+        )
         if self.distill.distill_coef > 0:
             self._can_distill()
         else:

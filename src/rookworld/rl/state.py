@@ -27,9 +27,11 @@ from rookworld.model.checkpoint import (
 )
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.lifecycle import resumable, resume_run, save_run
-from rookworld.model.sampling.sampler import Sampling
+from rookworld.model.precision import matrix_dtype
+from rookworld.model.sampling.sampler import Sampling, sampler_for
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder
+from rookworld.rl.memory import claim_memory
 from rookworld.rl.models import (
     Learner,
     hold_still,
@@ -113,19 +115,30 @@ class State:
 def new_state(settings: TrainSettings, rows: Sequence[Row], device: torch.device) -> State:
     folder = resolve_folder(settings.model)
     tokenizer = Tokenizer.load(folder)
+    claim_memory(settings, device)
     learner = new_learner(folder, settings, device)
     fits(learner.model, settings, tokenizer)
     hold_still(learner.model, settings.optimizer.trained)
-    learner.model.recompute = settings.compute.recompute
+    learner.model.recompute = learner.memory.recompute
     if settings.compute.graphs and device.type == "cuda" and not settings.compute.shard:
         record_passes(learner)
+    if device.type == "cuda":
+        # the sampler of training and evaluation, kept as long as its model
+        sampler = sampler_for(learner.whole, matrix_dtype(settings.compute.dtype, device))
+        sampler.limit_cache(learner.memory.cache_bytes)
     asked = settings.distill.distill_coef > 0
     distiller = new_distiller(rows, learner, tokenizer, settings) if asked else None
     return State(
         learner,
         tokenizer,
         make_optimizers(learner, settings),
-        Prompts(rows, tokenizer, settings.mix_env_ratio, settings.seed),
+        Prompts(
+            rows,
+            tokenizer,
+            settings.mix_env_ratio,
+            settings.seed,
+            by_class=settings.sampling.guide > 0,
+        ),
         KLControl(settings.kl),
         Guard(settings.guard),
         distiller=distiller,

@@ -38,7 +38,7 @@ from rookworld.rl.metrics import (
 )
 from rookworld.rl.models import CHUNK_ROWS, CHUNK_VOCABULARY
 from rookworld.rl.run_log import Evaluate, Hooks, evaluated, is_best, log_events, log_step
-from rookworld.rl.settings import TrainSettings
+from rookworld.rl.settings import MICRO_TOKENS, TrainSettings
 from rookworld.rl.state import sampling
 from rookworld.rl.step import KL_AT_START, lr_factor, stop_if_told
 from rookworld.rollout.collector import Collected
@@ -140,7 +140,8 @@ class Session(TrainerCallback):
         rows = self.settings.batch_size * self.settings.sampling.k_samples
         longest = max(self.longest(letter) for letter in set(self.turns))
         whole = [n for n in range(1, rows + 1) if rows % n == 0]
-        fit = (n for n in whole if rows // n * longest <= self.settings.compute.micro_tokens)
+        most = self.settings.compute.micro_tokens or MICRO_TOKENS
+        fit = (n for n in whole if rows // n * longest <= most)
         return next(fit, rows)
 
     def rate_factor(self, done: int) -> float:

@@ -83,6 +83,8 @@ def check_flags(settings: TrainSettings) -> None:
         refused.append("credit")
     if settings.sampling.flat_tries > default.sampling.flat_tries:
         refused.append("flat_tries")
+    if settings.sampling.guide > 0:
+        refused.append("guide")
     # log-probabilities are computed at the one temperature that the trainer was built with
     for name in ("p_temperature", "a_temperature"):
         if value_of(settings, name) not in (None, settings.sampling.temperature):

@@ -27,6 +27,8 @@ Run = Callable[[GPT2, Tensor, Tensor, Tensor], Tensor]
 HELD_BYTES, MOST_HELD = 50, 0.2
 """Roughly what a recording holds for every number in the streams of its pass (tokens x width x
 layers), and the part of the GPU's memory that it may hold: others would miss it."""
+LARGEST_PASS = 16_384 * 768 * 12
+"""Numbers in the streams of a pass from which on the host keeps ahead of the GPU by itself."""
 SEEN_BEFORE, SOON = 2, 64
 """Passes of a size that run as they are before one is recorded, and within how many passes of all
 sizes each must come back: a recording takes as long as thirty passes and must pay."""
@@ -54,6 +56,8 @@ class PassGraphs:
     def suit(self, tokens: int) -> bool:
         """Whether passes over so many tokens may be recorded at all."""
         config = self.model.config
+        if tokens * config.n_embd * config.n_layer > LARGEST_PASS:
+            return False
         held = HELD_BYTES * tokens * config.n_embd * config.n_layer
         return held <= MOST_HELD * memory_of(self.model.device)
 

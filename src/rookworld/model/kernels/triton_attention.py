@@ -81,7 +81,8 @@ def attend(
         torch.empty(*shared, size, device=seen.device),
         torch.empty(2, *shared, device=seen.device), batch.arrivals,
         prefix_keys, cache.prefix_values[index], own_keys, cache.own_values[index],
-        batch.lengths, batch.index, batch.rows.done.view(torch.uint8),
+        batch.lengths, batch.index, batch.rows.done.view(torch.uint8), batch.group_places,
+        batch.columns,
         *prefix_keys.stride()[:2], *own_keys.stride()[:3],
         width, batch.shape.rows * 3 * heads * size, size**-0.5,
         HEADS=heads, SIZE=size, BLOCK_D=max(16, triton.next_power_of_2(size)), ROWS=rows,
@@ -132,7 +133,7 @@ def _attend_own(
     q, keys, values, first, last, going, row, scale, top, total, sums, d, live,
     SIZE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Each query over slots of its own row; rows are `row` apart.
+    """Each query over slots of its own row, which begin at `row` for each lane of a block.
 
     A block holds the same few slots of every row; those not `going` are not read.
     """
@@ -142,7 +143,7 @@ def _attend_own(
     theirs = tl.arange(0, TILE)[:, None] == owner[None, :]
     for start in range(first, last, SLOTS):
         inside = going & (start + n < last)
-        at = (owner * row + (start + n) * SIZE)[:, None] + d[None, :]
+        at = (row + (start + n) * SIZE)[:, None] + d[None, :]
         mask = inside[:, None] & live[None, :]
         key = tl.load(keys + at, mask=mask, other=0.0)
         value = tl.load(values + at, mask=mask, other=0.0)
@@ -223,7 +224,7 @@ def _newest_three(
 @triton.jit
 def _attend_kernel(
     qkv, bias, seen, shares, tops, arrivals,
-    prefix_keys, prefix_values, own_keys, own_values, lengths, index, done,
+    prefix_keys, prefix_values, own_keys, own_values, lengths, index, done, places, columns,
     prefix_group, prefix_head, own_group, own_head, own_row, width, part_size, scale,
     HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
     TILE: tl.constexpr, PREFIX: tl.constexpr, OWN: tl.constexpr, PARTS: tl.constexpr,
@@ -247,10 +248,14 @@ def _attend_kernel(
     slot = tl.load(index).to(tl.int32) - 1
     owner = first + tl.arange(0, OWN) // (OWN // ROWS)
     going = tl.load(done + group * width + owner, mask=owner < width, other=1) == 0
+    column = tl.load(columns + group * width + owner, mask=owner < width, other=0)
+    alive = tl.load(done + row, mask=here, other=1) == 0
+    to_column = tl.load(columns + row, mask=here, other=0)
+    place = tl.load(places + group)
     awake = tl.max(going.to(tl.int32), 0)
     length = tl.load(lengths + group).to(tl.int32) * awake
-    prefix = group * prefix_group + head * prefix_head
-    own = group * own_group + head * own_head + first * own_row
+    prefix = place * prefix_group + head * prefix_head
+    own = place * own_group + head * own_head
     prefix_first, prefix_last = _share(length, split, PREFIX, SPLITS)
     own_first, own_last = _share(slot * awake, split, OWN // ROWS, SPLITS)
 
@@ -260,9 +265,10 @@ def _attend_kernel(
         qkv, bias, row, head, mask, live, d, part_size, kind, HEADS, SIZE, PARTS
     )
     if split == 0:
-        fresh = own + m[:, None] * own_row + slot * SIZE + d[None, :]
-        tl.store(own_keys + fresh, key, mask=mask)
-        tl.store(own_values + fresh, value, mask=mask)
+        # Where a row that is done has its slots, by now another may have them.
+        fresh = own + to_column[:, None] * own_row + slot * SIZE + d[None, :]
+        tl.store(own_keys + fresh, key, mask=mask & alive[:, None])
+        tl.store(own_values + fresh, value, mask=mask & alive[:, None])
 
     # What was just stored is not read back.
     scale *= 1.4426950408889634
@@ -272,7 +278,7 @@ def _attend_kernel(
         top, total, sums, d, live, SIZE, PREFIX,
     )  # fmt: skip
     top, total, sums = _attend_own(
-        q, own_keys + own, own_values + own, own_first, own_last, going, own_row, scale,
+        q, own_keys + own, own_values + own, own_first, own_last, going, column * own_row, scale,
         top, total, sums, d, live, SIZE, ROWS, TILE, OWN,
     )  # fmt: skip
     to = row[:, None] * (HEADS * SIZE) + head * SIZE + d[None, :]

@@ -38,7 +38,7 @@ def choose(batch: DecodeBatch, logits: Tensor) -> None:
     )  # fmt: skip
     _record_kernel[(1,)](
         found, rows.limits, rows.done.view(torch.uint8), batch.eos, batch.index, batch.last,
-        batch.tokens, batch.logp, batch.entropy, count,
+        batch.tokens, batch.logp, batch.entropy, count, batch.tokens.stride(0),
         PARTS=parts, BLOCK=min(ROWS_PER_BLOCK, triton.next_power_of_2(count)),
         num_warps=RECORD_WARPS, **early(logits.device),
     )  # fmt: skip
@@ -134,7 +134,7 @@ def _search_kernel(
 
 @triton.jit
 def _record_kernel(
-    found, limits, done, eos, index, last, tokens, logp, entropy, rows,
+    found, limits, done, eos, index, last, tokens, logp, entropy, rows, line,
     PARTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     count = tl.load(index)
@@ -165,7 +165,7 @@ def _record_kernel(
 
         over = tl.load(done + row, mask=here, other=1) != 0
         drawn = tl.where(over, end, token.to(tl.int64))
-        to = count * rows + row
+        to = count * line + row
         tl.store(tokens + to, drawn, mask=here)
         tl.store(logp + to, tl.where(over, 0.0, chosen - log_sum), mask=here)
         tl.store(entropy + to, tl.where(over, 0.0, spread), mask=here)

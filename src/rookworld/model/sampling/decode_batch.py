@@ -3,6 +3,8 @@
 Law: a row that is done writes nothing more; every row of a batch is at the same token index, so a
 step needs no indices of its own per row and can be captured once and replayed.
 Rows are grouped by prompt, [groups, width]; groups and rows beyond the real ones are done at birth.
+When many are done, a batch goes on with the others: the CPU copies them to a smaller one, on a GPU
+keys and values stay where they are and the rows remember their places (`keep`).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from rookworld.model.attention import padding_bias
 from rookworld.model.inference import InferenceWeights, decode
-from rookworld.model.sampling.kv_cache import KVCache
+from rookworld.model.sampling.kv_cache import GrowingCache, KVCache, Room
 from rookworld.model.sampling.token_choice import Rows, choose
 from rookworld.runtime.errors import ModelError
 
@@ -39,6 +41,10 @@ class Shape(NamedTuple):
     def rows(self) -> int:
         return self.groups * self.width
 
+    @property
+    def room(self) -> Room:
+        return Room(self.groups, self.width, self.prefix, self.new)
+
 
 def round_up(size: int, multiple: int) -> int:
     """The next multiple: many sizes become few."""
@@ -48,12 +54,15 @@ def round_up(size: int, multiple: int) -> int:
 class DecodeBatch:
     """The state of one decode, allocated once for a `Shape`."""
 
-    def __init__(self, weights: InferenceWeights, shape: Shape) -> None:
+    def __init__(self, weights: InferenceWeights, shape: Shape, cache: KVCache) -> None:
         device, heads = weights.device, weights.config.n_head
-        self.weights, self.shape = weights, shape
-        # On the CPU fp32: its batched bf16 products of one query are three times slower.
-        dtype = torch.float32 if device.type == "cpu" else weights.dtype
-        self.cache = KVCache(weights.config, shape[:4], dtype, device)
+        self.weights, self.cache = weights, cache
+        self.shape = shape
+        """What is in use: at most what all this was made for."""
+        self.group_places = torch.arange(shape.groups, device=device)
+        """[groups] where the prefix of each group in use lies."""
+        self.columns = torch.arange(shape.rows, device=device) % shape.width
+        """[rows] which of its group's rows in the cache each row in use is."""
         self.lengths = torch.ones(shape.groups, dtype=torch.int64, device=device)
         self.bias = torch.zeros(shape.groups * heads, 1, shape.prefix, device=device)
         self.padded = True
@@ -66,6 +75,32 @@ class DecodeBatch:
         self.tokens = torch.zeros(shape.new, shape.rows, dtype=torch.int64, device=device)
         self.logp = torch.zeros(shape.new, shape.rows, device=device)
         self.entropy = torch.zeros(shape.new, shape.rows, device=device)
+
+    def resize(self, shape: Shape) -> None:
+        """Be a batch of this shape, each row at its own place."""
+        self.shape = shape
+        torch.arange(len(self.group_places), out=self.group_places)
+        places = torch.arange(shape.rows, device=self.columns.device)
+        self.columns[: shape.rows] = places % shape.width
+
+    def keep(self, shape: Shape, groups: Tensor, columns: Tensor) -> None:
+        """Go on as a batch of this shape with some `groups` [n], of each some `columns` [n, width].
+
+        Keys and values stay where they are.
+        """
+        rows = (groups[:, None] * self.shape.width + columns).flatten()
+        count, self.shape = len(rows), shape
+        self.group_places[: len(groups)] = self.group_places[groups]
+        self.columns[:count] = self.columns[rows]
+        self._set_lengths(self.lengths[groups])
+        self.rows.receive(self.rows.take(rows))
+        self.last[:count] = self.last[rows]
+        for one in self.outputs():
+            one[:, :count] = one[:, rows]
+
+    def done(self) -> Tensor:
+        """[groups, width] of those in use."""
+        return self.rows.done[: self.shape.rows].view(self.shape.groups, self.shape.width)
 
     def begin(self, lengths: Tensor, rows: Rows, eos: int) -> None:
         """Take in a new request; the prefix is the caller's to fill."""
@@ -80,20 +115,8 @@ class DecodeBatch:
     def _set_lengths(self, lengths: Tensor) -> None:
         self.lengths.fill_(1)
         self.lengths[: len(lengths)].copy_(lengths)
-        self.bias.copy_(padding_bias(self.lengths, self.shape.prefix, self.weights.config.n_head))
-
-    def receive(self, other: DecodeBatch, groups: Tensor, columns: Tensor) -> None:
-        """Continue with some `groups` [n] of `other`, each with some `columns` [n, width]."""
-        rows = (groups[:, None] * other.shape.width + columns).flatten()
-        self.padded = other.padded
-        self._set_lengths(other.lengths[groups])
-        self.rows.receive(other.rows.take(rows))
-        self.cache.receive(other.cache, groups, columns)
-        self.eos.copy_(other.eos)
-        self.index.copy_(other.index)
-        self.last[: len(rows)].copy_(other.last[rows])
-        for mine, theirs in zip(self.outputs(), other.outputs(), strict=True):
-            mine[:, : len(rows)].copy_(theirs[:, rows])
+        slots, heads = self.bias.shape[-1], self.weights.config.n_head
+        self.bias.copy_(padding_bias(self.lengths, slots, heads))
 
     def outputs(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.tokens, self.logp, self.entropy
@@ -128,3 +151,28 @@ class DecodeBatch:
         ids = self.last.view(self.shape.groups, self.shape.width)
         bias = self.bias if self.padded else None
         return decode(self.weights, self.cache, ids, positions, slot, bias)
+
+
+class GrowingBatch(DecodeBatch):
+    """A batch with a cache of its own, all of whose rows are in use."""
+
+    cache: GrowingCache
+
+    def __init__(self, weights: InferenceWeights, shape: Shape) -> None:
+        # On the CPU fp32: its batched bf16 products of one query are three times slower.
+        dtype = torch.float32 if weights.device.type == "cpu" else weights.dtype
+        cache = GrowingCache(weights.config, shape.room, dtype, weights.device)
+        super().__init__(weights, shape, cache)
+
+    def receive(self, other: GrowingBatch, groups: Tensor, columns: Tensor) -> None:
+        """Continue with some `groups` [n] of `other`, each with some `columns` [n, width]."""
+        rows = (groups[:, None] * other.shape.width + columns).flatten()
+        self.padded = other.padded
+        self._set_lengths(other.lengths[groups])
+        self.rows.receive(other.rows.take(rows))
+        self.cache.receive(other.cache, groups, columns)
+        self.eos.copy_(other.eos)
+        self.index.copy_(other.index)
+        self.last[: len(rows)].copy_(other.last[rows])
+        for mine, theirs in zip(self.outputs(), other.outputs(), strict=True):
+            mine[:, : len(rows)].copy_(theirs[:, rows])

@@ -11,7 +11,7 @@ import ctypes
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,13 +20,19 @@ from torch import Tensor
 
 from rookworld.model.inference import InferenceWeights, prefill
 from rookworld.model.kernels.dispatch import on_side_stream
-from rookworld.model.sampling.decode_batch import DecodeBatch, Mask, Shape, round_up
+from rookworld.model.sampling.decode_batch import (
+    DecodeBatch,
+    GrowingBatch,
+    Mask,
+    Shape,
+    round_up,
+)
+from rookworld.model.sampling.kv_cache import KVArena, Room
 
 BATCHES_KEPT = 6
-"""Batches whose buffers (and graph) stay allocated for a later call of the same shape."""
-BYTES_KEPT = 2 << 30
-"""Captured batches beyond those stay while all are this small: answers that end one by one meet
-many shapes, and capturing one again costs as much as dozens of its steps."""
+"""Batches of the CPU whose buffers stay allocated for a later call of the same shape."""
+GRAPHS_KEPT = 128
+"""Captured steps that stay; they share one block of keys and values and one of everything else."""
 
 PREFILL_TOKENS = {"cpu": 1152, "cuda": 1 << 16}
 """Tokens prefilled at once: on the CPU few enough for the activations to stay in its cache."""
@@ -37,33 +43,6 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Names of <malloc.h>."""
 
 Ids = NDArray[np.int64]
-
-T = TypeVar("T")
-
-
-class _RecentlyUsed(Generic[T]):
-    """What was made for the last keys: a few, and more while they are small.
-
-    The least recently used goes first.
-    """
-
-    def __init__(
-        self, make: Callable[[Shape], T], cost: Callable[[Shape], int], budget: int
-    ) -> None:
-        self.make, self.cost, self.budget = make, cost, budget
-        self.values: OrderedDict[Shape, T] = OrderedDict()
-
-    def __getitem__(self, shape: Shape) -> T:
-        if shape not in self.values:
-            room = self.budget - self.cost(shape)
-            while len(self.values) >= BATCHES_KEPT and self._spent() > room:
-                self.values.popitem(last=False)
-            self.values[shape] = self.make(shape)
-        self.values.move_to_end(shape)
-        return self.values[shape]
-
-    def _spent(self) -> int:
-        return sum(self.cost(shape) for shape in self.values)
 
 
 class Decoder(Protocol):
@@ -76,6 +55,14 @@ class Decoder(Protocol):
 
     def batch(self, shape: Shape) -> DecodeBatch:
         """A batch of at least `shape`, ready to begin."""
+        ...
+
+    def groups_at_once(self, room: Room) -> int:
+        """How many groups like that one there is memory for."""
+        ...
+
+    def compact(self, batch: DecodeBatch, groups: Tensor, columns: Tensor) -> DecodeBatch:
+        """A smaller batch with some `groups` [n] of one, each with some `columns` [n, width]."""
         ...
 
     def start(self, batch: DecodeBatch, prompts: Sequence[Ids], mask: Mask | None) -> None:
@@ -96,18 +83,35 @@ class EagerDecoder:
     def __init__(self, weights: InferenceWeights) -> None:
         self.check_every = 1 if weights.device.type == "cpu" else 8
         keep_freed_pages()
+        self.weights = weights
         # Buffers are kept because fresh pages cost a tenth of a short decode.
-        self.batches = _RecentlyUsed(lambda shape: DecodeBatch(weights, shape), lambda _: 1, 0)
+        self.batches: OrderedDict[Shape, GrowingBatch] = OrderedDict()
 
-    def batch(self, shape: Shape) -> DecodeBatch:
+    def groups_at_once(self, room: Room) -> int:
+        return room.groups
+
+    def batch(self, shape: Shape) -> GrowingBatch:
+        if shape not in self.batches:
+            if len(self.batches) >= BATCHES_KEPT:
+                self.batches.popitem(last=False)
+            self.batches[shape] = GrowingBatch(self.weights, shape)
+        self.batches.move_to_end(shape)
         batch = self.batches[shape]
         batch.cache.restart_own()
         return batch
+
+    def compact(self, batch: DecodeBatch, groups: Tensor, columns: Tensor) -> DecodeBatch:
+        shape = batch.shape._replace(groups=len(groups), width=columns.shape[1])
+        smaller = self.batch(shape)
+        assert isinstance(batch, GrowingBatch)
+        smaller.receive(batch, groups, columns)
+        return smaller
 
     def start(self, batch: DecodeBatch, prompts: Sequence[Ids], mask: Mask | None) -> None:
         batch.choose(prefill_batch(batch, prompts), mask)
 
     def step(self, batch: DecodeBatch, slot: int, mask: Mask | None) -> None:
+        assert isinstance(batch, GrowingBatch)
         batch.cache.make_room_for(slot)
         batch.choose(batch.logits(slot), mask, slot + 1)
 
@@ -158,44 +162,116 @@ class _CapturedPrefill(NamedTuple):
     graph: torch.cuda.CUDAGraph
 
 
-class _CapturedBatch(NamedTuple):
+class _Captured(NamedTuple):
     """What is kept for a shape of batch."""
 
-    batch: DecodeBatch
     step: torch.cuda.CUDAGraph
     starts: dict[int, _CapturedPrefill | None]
     """By the tokens of the longest prompt, rounded up; None: met once, or too many to capture."""
 
 
-class GraphDecoder:
-    """A captured step and captured starts per shape of batch, and its buffers, for later calls.
+class ArenaDecoder:
+    """Every kernel of a step launched by the host, on batches cut from one block of memory.
 
-    A start that does not come back is not worth its capture; a step comes back for every token.
+    Slots for prompts and answers are as many as any request has asked for, so that requests of
+    many lengths are of few shapes.
     """
 
     check_every, steps_ahead = 4, 1
     compact_at = 0.5
 
     def __init__(self, weights: InferenceWeights) -> None:
-        from rookworld.model.kernels.triton_step import advance, draw
+        self.weights = weights
+        self.arena = KVArena(weights.config, weights.dtype, weights.device)
+        self.most_bytes: int | None = None
+        """What keys and values may take; a larger request is sampled in parts."""
+        self.prefix = self.new = 0
+        self.batches: dict[int, DecodeBatch] = {}
+        """By their width before anything is done."""
 
-        self.weights, self.advance, self.draw = weights, advance, draw
-        self.pool = torch.cuda.graph_pool_handle()
-        self.made = _RecentlyUsed(self._make, self._bytes, BYTES_KEPT)
+    def forget(self) -> None:
+        """Let go of everything that was cut from the arena."""
+        self.batches.clear()
+
+    def _take_lengths(self, room: Room) -> Room:
+        """`room` with slots for the longest prompt and answer that ever were."""
+        prefix, new = max(self.prefix, round_up(room.prefix, 64)), round_up(room.new, 16)
+        new = max(self.new, new)
+        if (prefix, new) != (self.prefix, self.new):
+            self.forget()
+            self.prefix, self.new = prefix, new
+        return room._replace(prefix=prefix, new=new)
+
+    def groups_at_once(self, room: Room) -> int:
+        if self.most_bytes is None:
+            return room.groups
+        most = self.most_bytes // self.arena.group_bytes(self._take_lengths(room))
+        return max(
+            size for size in range(1, max(1, most) + 1) if round_groups(size) <= max(1, most)
+        )
 
     def batch(self, shape: Shape) -> DecodeBatch:
-        return self.made[round_shape(shape)].batch
+        rounded = shape.room._replace(groups=round_groups(shape.groups))
+        room = self._take_lengths(rounded)
+        found = self.batches.get(room.width)
+        if found is None or len(found.group_places) < room.groups:
+            found = self._make(room)
+        found.resize(shape._replace(groups=room.groups, prefix=room.prefix, new=room.new))
+        return found
+
+    def _make(self, room: Room) -> DecodeBatch:
+        """A batch over all memory there is, or over more."""
+        self.forget()
+        if self.arena.groups(room) < room.groups:
+            self.arena.grow(room)
+        room = room._replace(groups=self.arena.groups(room))
+        made = DecodeBatch(self.weights, Shape(*room), self.arena.cut(room))
+        self.batches[room.width] = made
+        return made
+
+    def compact(self, batch: DecodeBatch, groups: Tensor, columns: Tensor) -> DecodeBatch:
+        count = round_groups(len(groups))
+        batch.keep(batch.shape._replace(groups=count, width=columns.shape[1]), groups, columns)
+        return batch
+
+    def start(self, batch: DecodeBatch, prompts: Sequence[Ids], mask: Mask | None) -> None:
+        from rookworld.model.kernels.triton_step import draw
+
+        draw(batch, prefill_batch(batch, prompts))
 
     def step(self, batch: DecodeBatch, slot: int, mask: Mask | None) -> None:
-        self.made[batch.shape].step.replay()
+        from rookworld.model.kernels.triton_step import advance
+
+        advance(batch)
+
+
+class GraphDecoder(ArenaDecoder):
+    """A captured step and captured starts per shape of batch.
+
+    A start that does not come back is not worth its capture; a step comes back for every token.
+    """
+
+    def __init__(self, weights: InferenceWeights) -> None:
+        super().__init__(weights)
+        self.pool = torch.cuda.graph_pool_handle()
+        self.captured: OrderedDict[tuple[int, Shape], _Captured] = OrderedDict()
+
+    def forget(self) -> None:
+        super().forget()
+        self.captured.clear()
+        # the memory of a pool goes with its last graph, and then nothing may be captured into it
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def step(self, batch: DecodeBatch, slot: int, mask: Mask | None) -> None:
+        self._of(batch).step.replay()
 
     def start(self, batch: DecodeBatch, prompts: Sequence[Ids], mask: Mask | None) -> None:
         groups, longest = batch.shape.groups, round_up(len(prompts[-1]), 16)
         tokens = min(longest, self.weights.config.n_positions)
-        starts = self.made[batch.shape].starts
+        starts = self._of(batch).starts
         if groups * tokens > PREFILL_CAPTURED or tokens not in starts:
             starts[tokens] = None
-            self.draw(batch, prefill_batch(batch, prompts))
+            super().start(batch, prompts, mask)
             return
         given = pad_prompts(prompts, groups, tokens)
         start = starts[tokens] or self._capture_start(batch, *given)
@@ -204,24 +280,27 @@ class GraphDecoder:
         start.lengths.copy_(given[1])
         start.graph.replay()
 
-    def _bytes(self, shape: Shape) -> int:
-        """Of a batch's keys and values."""
-        config, slots = self.weights.config, shape.groups * shape.prefix + shape.rows * shape.new
-        return 2 * slots * config.n_layer * config.n_embd * self.weights.dtype.itemsize
-
-    def _make(self, shape: Shape) -> _CapturedBatch:
-        """A batch and the graph of its step; what the warm-up writes at index 1 is forgotten."""
-        batch = DecodeBatch(self.weights, shape)
-        batch.cache.resize_own(shape.new)
-        batch.index.fill_(1)
-        return _CapturedBatch(batch, self._capture(lambda: self.advance(batch), [batch.index]), {})
+    def _of(self, batch: DecodeBatch) -> _Captured:
+        """What is captured for a batch as it is, which is captured now if it was not."""
+        # rows of one shape lie elsewhere in a cache of another width
+        key = (batch.cache.own_keys.shape[3], batch.shape)
+        if key not in self.captured:
+            if len(self.captured) >= GRAPHS_KEPT:
+                self.captured.popitem(last=False)
+            state = [batch.index, batch.last, batch.rows.done]
+            graph = self._capture(lambda: super(GraphDecoder, self).step(batch, 0, None), state)
+            self.captured[key] = _Captured(graph, {})
+        self.captured.move_to_end(key)
+        return self.captured[key]
 
     def _capture_start(self, batch: DecodeBatch, ids: Tensor, lengths: Tensor) -> _CapturedPrefill:
+        from rookworld.model.kernels.triton_step import draw
+
         ids, lengths = ids.to(self.weights.device), lengths.to(self.weights.device)
 
         def run() -> None:
             logits = prefill(self.weights, batch.cache, 0, ids, lengths)
-            self.draw(batch, logits.repeat_interleave(batch.shape.width, 0))
+            draw(batch, logits.repeat_interleave(batch.shape.width, 0))
 
         state = [batch.index, batch.last, batch.rows.done, *batch.outputs()]
         return _CapturedPrefill(ids, lengths, self._capture(run, state))
@@ -240,16 +319,7 @@ class GraphDecoder:
         return graph
 
 
-def round_shape(shape: Shape) -> Shape:
-    """`shape` rounded up, so that a few graphs serve calls of many sizes."""
-    return shape._replace(
-        groups=_round_steps(shape.groups),
-        prefix=round_up(shape.prefix, 64),
-        new=round_up(shape.new, 16),
-    )
-
-
-def _round_steps(count: int) -> int:
-    """The next of 1, 2, 3, 4, 6, 8, 12, 16, 24 …"""
+def round_groups(count: int) -> int:
+    """The next of 1, 2, 3, 4, 6, 8, 12, 16, 24 …: a few graphs serve batches of many sizes."""
     power = 1 << (count - 1).bit_length()
     return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power

@@ -9,6 +9,7 @@ and hidden behind a bias of -inf, and 0 × nan would be nan.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,11 +21,75 @@ FIRST_SLOTS = 16
 
 
 class KVCache:
-    """Room for `groups` prompts of up to `prefix` tokens, with `width` samples of up to `own` each.
+    """Keys and values of groups of samples, wherever they lie in memory.
 
     prefix_*: [layers, groups, heads, slots, head size]
     own_*: [layers, groups, heads, width, slots, head size]
     """
+
+    prefix_keys: Tensor
+    prefix_values: Tensor
+    own_keys: Tensor
+    own_values: Tensor
+
+    def clear_beyond(self, groups: slice, tokens: int) -> None:
+        """Forget what an earlier decode left in the prefix slots after `tokens`."""
+        for part in (self.prefix_keys, self.prefix_values):
+            part[:, groups, :, tokens:].zero_()
+
+
+class Room(NamedTuple):
+    """What a cache must hold: groups of samples, and slots for each prompt and each sample."""
+
+    groups: int
+    width: int
+    prefix: int
+    new: int
+
+
+class KVArena:
+    """One block of memory that is cut into the cache of any batch; only one is in use at a time.
+
+    A group's keys lie together, layer by layer, so a cache of more groups begins like one of fewer.
+    """
+
+    def __init__(self, config: GPT2Config, dtype: torch.dtype, device: torch.device) -> None:
+        self.config = config
+        self.keys, self.values = (torch.zeros(0, dtype=dtype, device=device) for _ in range(2))
+
+    def group_size(self, room: Room) -> int:
+        """Numbers in the keys of one group."""
+        slots = room.prefix + room.width * room.new
+        return self.config.n_layer * self.config.n_embd * slots
+
+    def group_bytes(self, room: Room) -> int:
+        return 2 * self.group_size(room) * self.keys.element_size()
+
+    def groups(self, room: Room) -> int:
+        """How many such groups there is memory for."""
+        return len(self.keys) // self.group_size(room)
+
+    def grow(self, room: Room) -> None:
+        """Make memory for `room`; whatever was cut from the old must be gone already."""
+        size, like = room.groups * self.group_size(room), self.keys.new_zeros(0)
+        self.keys = self.values = like  # freed before the new is asked for
+        self.keys, self.values = like.new_zeros(size), like.new_zeros(size)
+
+    def cut(self, room: Room) -> KVCache:
+        """The memory as the cache of a batch."""
+        config, cache = self.config, KVCache()
+        outer = (room.groups, config.n_layer, config.n_head)
+        own = (config.n_layer, room.groups, config.n_head, room.width, room.new, config.head_size)
+        for name, block in (("keys", self.keys), ("values", self.values)):
+            used = block[: room.groups * self.group_size(room)]
+            slots = used.view(*outer, -1, config.head_size).transpose(0, 1)
+            setattr(cache, f"prefix_{name}", slots[..., : room.prefix, :])
+            setattr(cache, f"own_{name}", slots[..., room.prefix :, :].view(own))
+        return cache
+
+
+class GrowingCache(KVCache):
+    """A cache with memory of its own, for samples whose slots are made as they are needed."""
 
     def __init__(
         self,
@@ -69,12 +134,7 @@ class KVCache:
             for new, kept in zip((self.own_keys, self.own_values), old, strict=True):
                 new[..., :slots, :].copy_(kept)
 
-    def clear_beyond(self, groups: slice, tokens: int) -> None:
-        """Forget what an earlier decode left in the prefix slots after `tokens`."""
-        for part in (self.prefix_keys, self.prefix_values):
-            part[:, groups, :, tokens:].zero_()
-
-    def receive(self, source: KVCache, groups: Tensor, columns: Tensor) -> None:
+    def receive(self, source: GrowingCache, groups: Tensor, columns: Tensor) -> None:
         """Copy some `groups` [n] of `source`, each with some of its `columns` [n, width]."""
         count, slots = len(groups), source.own_keys.shape[-2]
         self.resize_own(slots)

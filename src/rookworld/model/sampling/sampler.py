@@ -27,7 +27,13 @@ from rookworld.model.inference import InferenceWeights
 from rookworld.model.kernels.dispatch import have_triton
 from rookworld.model.sampling.counter_rng import row_keys, wrap_int64
 from rookworld.model.sampling.decode_batch import DecodeBatch, Mask, Shape
-from rookworld.model.sampling.decode_graphs import Decoder, EagerDecoder, GraphDecoder
+from rookworld.model.sampling.decode_graphs import (
+    ArenaDecoder,
+    Decoder,
+    EagerDecoder,
+    GraphDecoder,
+)
+from rookworld.model.sampling.kv_cache import Room
 from rookworld.model.sampling.token_choice import Rows
 from rookworld.runtime.errors import ConfigError, ModelError
 
@@ -127,6 +133,11 @@ class Sampler:
             with torch.no_grad(), _current_device(self.weights.device):
                 self.decoder = GraphDecoder(self.weights)
 
+    def limit_cache(self, most_bytes: int | None) -> None:
+        """Sample larger requests in parts, where keys and values are kept in one block."""
+        if isinstance(self.decoder, ArenaDecoder):
+            self.decoder.most_bytes = most_bytes
+
     def reads(self, model: GPT2) -> bool:
         """Whether this sampler's parameters are still those of `model`."""
         return self.sources == [parameter.data_ptr() for parameter in model.parameters()]
@@ -168,7 +179,7 @@ class Sampler:
         limits = [prompt.settings.max_new_tokens for prompt in queue]
         result = _Result(np.repeat(limits, k), eos, self.weights.device)
         queue.sort(key=lambda prompt: len(prompt.ids))
-        per_part = max(1, rows_at_once // k)
+        per_part = max(1, min(rows_at_once // k, self._groups_at_once(queue, k)))
         recording: AbstractContextManager[None] = nullcontext()
         if activations is not None:
             activations.begin_request(names, k)
@@ -178,6 +189,12 @@ class Sampler:
                 part = _Part(queue[start : start + per_part], k, eos, seed, step, constraint)
                 self._sample_part(part, result, activations)
         return result.samples()
+
+    def _groups_at_once(self, queue: Sequence[_Prompt], k: int) -> int:
+        """How many prompts there is memory for."""
+        longest = max((len(one.ids) for one in queue), default=1)
+        new = max((one.settings.max_new_tokens for one in queue), default=1)
+        return self.decoder.groups_at_once(Room(max(1, len(queue)), k, longest, new))
 
     def _check_prompts(self, prompts: Sequence[Ids]) -> list[NDArray[np.int64]]:
         """Refuse what the model has no embedding for, before a device assertion does."""
@@ -237,7 +254,9 @@ class Sampler:
                 break
             if used < limit and columns.numel() <= decoder.compact_at * batch.shape.rows:
                 result.write(batch, places)
-                batch, places = _compact(decoder, batch, places, groups, columns)
+                groups, columns = groups.to(places.device), columns.to(places.device)
+                places = places[(groups[:, None] * batch.shape.width + columns).flatten()]
+                batch = decoder.compact(batch, groups, columns)
         result.write(batch, places)
 
 
@@ -306,7 +325,7 @@ class _DoneFlags:
     """Which rows are done at this point, for a host that goes on before it asks."""
 
     def __init__(self, batch: DecodeBatch) -> None:
-        done = batch.rows.done.view(batch.shape.groups, batch.shape.width)
+        done = batch.done()
         self.event: torch.cuda.Event | None = None
         if done.device.type == "cuda":
             self.seen = torch.empty(done.shape, dtype=done.dtype, pin_memory=True)
@@ -332,17 +351,6 @@ def _unfinished(done: Tensor) -> tuple[Tensor, Tensor]:
     width = min(done.shape[1], 1 << (most - 1).bit_length())
     columns = done.byte().argsort(stable=True, dim=1)[groups, :width]
     return groups, columns
-
-
-def _compact(
-    decoder: Decoder, batch: DecodeBatch, places: Tensor, groups: Tensor, columns: Tensor
-) -> tuple[DecodeBatch, Tensor]:
-    """A smaller batch that goes on with the survivors, and where its rows go in the result."""
-    shape = batch.shape._replace(groups=len(groups), width=columns.shape[1])
-    smaller = decoder.batch(shape)
-    groups, columns = groups.to(places.device), columns.to(places.device)
-    smaller.receive(batch, groups, columns)
-    return smaller, places[(groups[:, None] * batch.shape.width + columns).flatten()]
 
 
 class _Result:
