@@ -224,7 +224,7 @@ def test_a_missing_folder_is_the_users_to_know(tmp_path: Path) -> None:
 def test_tables_fit_a_terminal(tmp_path: Path) -> None:
     one, two = made_run(tmp_path / "one"), made_run(tmp_path / "two")
     detail, both = shown([one], width=80), shown([one, two], width=80)
-    assert "0.500 [.480 .520]" in detail
+    assert "Win probability lost a move" in detail
     assert "+0.100 *" in detail
     assert "…" not in both
     assert both.count("0.500 → 0.600") == 2

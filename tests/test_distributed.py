@@ -111,7 +111,13 @@ def test_two_ranks_go_the_way_of_one_with_the_embedded_model(tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "more", ["--gae", "--credit choices --reward-norm", "--distill-coef 1 --distill-prompts 6"]
+    "more",
+    [
+        "--gae",
+        "--credit choices --reward-norm",
+        "--distill-coef 1 --distill-prompts 6",
+        "--guide 0.4 --max-new-tokens 90",
+    ],
 )
 def test_two_ranks_go_the_way_of_one_by_other_credit(
     warm_folder: Path, tmp_path: Path, more: str

@@ -74,7 +74,7 @@ def test_limits_come_from_the_runs_own_settings(tmp_path: Path) -> None:
 
 def test_before_and_after_marks_only_clear_changes(tmp_path: Path) -> None:
     rows = page_data([made_run(tmp_path / "run")])["runs"][0]["held_out"]
-    assert {row["name"]: row["clear"] for row in rows} == {
+    assert {row["name"]: row["change"]["clear"] for row in rows} == {
         "reward/greedy": True,
         "reward/sampled": True,
         "P/best": False,

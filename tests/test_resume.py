@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -346,13 +347,13 @@ def test_a_resumed_run_is_compared_with_where_it_began(
     def shown(words: str) -> dict[str, list[str]]:
         """Metric, and what the closing table says of it; empty without a table."""
         assert main(["train", *flags.split(), *more.split(), *words.split()]) == 0
-        lines = [line.split("│") for line in capsys.readouterr().out.splitlines()]
-        return {line[1].strip(): [c.strip() for c in line[2:-1]] for line in lines if len(line) > 3}
+        lines = [re.split(r" {2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
+        return {line[0]: line[1:] for line in lines if len(line) > 3}
 
     first = shown("--steps 2")
     resumed = shown("--steps 4 --resume")
-    assert first["reward/greedy"][0] == resumed["reward/greedy"][0]
-    assert first["reward/greedy"][1] != resumed["reward/greedy"][1]
+    assert first["Reward of greedy answers"][0] == resumed["Reward of greedy answers"][0]
+    assert first["Reward of greedy answers"][1] != resumed["Reward of greedy answers"][1]
     assert shown("--steps 5 --resume --eval-policy-rows 3") == {}  # other rows: no difference
     assert shown("--steps 6 --resume --p-weights legal 0.9") == {}  # nor under other rules
 

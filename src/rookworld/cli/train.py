@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,7 @@ from rookworld.cli.display import banner, bar, say
 from rookworld.cli.evaluate import open_judge
 from rookworld.cli.flags import layered, parse, take_option
 from rookworld.cli.training_display import Recorder, show_change, watch
-from rookworld.data.rows import task_rows
-from rookworld.data.sources import load_rows
+from rookworld.data.sources import training_rows
 from rookworld.rl.presets import TRAIN_PRESETS
 from rookworld.rl.settings import TrainSettings
 from rookworld.runtime.config import of_run
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rookworld.rl.run_log import Evaluate
 
 COMMAND = "rookworld train"
-Rows = list[Row]
+Rows = Sequence[Row]
 Train = Callable[..., Path]
 """A loop: settings, rows, evaluation, judge and hooks in, the final model's folder out."""
 
@@ -66,8 +66,9 @@ def usual(args: Sequence[str]) -> Sequence[str]:
 
 
 def read_rows(sources: Sequence[str]) -> Rows:
-    """Prompt rows of every source; mates without an analysis have no reward and are left out."""
-    return task_rows(row for source in sources for row in load_rows(source))
+    """Prompt rows of every source, with a bar where there are so many that it takes minutes."""
+    with bar("rows converted") as progress:
+        return training_rows(sources, progress.update)
 
 
 def train(args: list[str]) -> int:
@@ -89,21 +90,19 @@ def train(args: list[str]) -> int:
     begin: Train = loop.train
     if settings.backend == "trl":
         begin = trl_loop()
-    evaluations: dict[int, Evaluation] = {}
     try:
         with (
             open_judge(settings.judge, settings.engine, settings.nodes) as judge,
             bar("training") as progress,
             Recorder(settings) as record,
         ):
-            hooks = watch(settings, progress, evaluations, record)
+            hooks = watch(settings, progress, record)
             final = begin(settings, rows, measure(settings, held), judge, hooks)
     except Interrupted as stopped:
         say(str(stopped))
         return 130
     if distributed.rank() == 0:
-        if evaluations:
-            show_change(settings, evaluations)
+        show_change(settings.out)
         print(f"model: {final}")
     distributed.stop()
     return 0
@@ -170,12 +169,23 @@ def measure(settings: TrainSettings, held: HeldOut) -> Evaluate:
     """The run's held-out evaluation: the same rows every time."""
     from rookworld.evaluation.evaluate import evaluate
     from rookworld.evaluation.generator import ModelAnswerer
+    from rookworld.evaluation.probes import answer_probes, choose_probes
 
-    rules = settings.rewards
+    rules, probes = settings.rewards, choose_probes(held.rows)
 
     def run(model: Any, tokenizer: Any) -> Evaluation:
-        greedy = ModelAnswerer(model, tokenizer)
-        sampled = ModelAnswerer(model, tokenizer, temperature=1.0, samples=4)
-        return evaluate(greedy, held, rules, sampled=sampled)
+        greedy = ModelAnswerer(model, tokenizer, **gpu_sampling(settings, model))
+        sampled = greedy.sampling(1.0, samples=4)
+        found = evaluate(greedy, held, rules, sampled=sampled)
+        return replace(found, probes=answer_probes(greedy, probes, rules))
 
     return run
+
+
+def gpu_sampling(settings: TrainSettings, model: Any) -> dict[str, Any]:
+    """On a GPU evaluations share the sampler of training, for a second cache would not fit."""
+    from rookworld.model.precision import matrix_dtype
+
+    if model.device.type != "cuda":
+        return {}
+    return {"share_sampler": matrix_dtype(settings.compute.dtype, model.device), "batch_size": 512}

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
+from rich.text import Text
 
 from rookworld.cli.display import Bar, show, speaks
 from rookworld.rl.settings import TrainSettings
-from rookworld.runtime.config import resolved, short_hash
+from rookworld.runtime.config import resolved
 from rookworld.runtime.errors import ConfigError
-from rookworld.runtime.run_folder import FIRST_ROWS
-from rookworld.tasks.registry import TASKS, headline_metrics, metric_info
+from rookworld.tasks.registry import TASKS, headline_metrics
 
 if TYPE_CHECKING:
     from rookworld.evaluation.evaluate import Evaluation
@@ -23,11 +24,9 @@ if TYPE_CHECKING:
 def watch(
     settings: TrainSettings,
     progress: Bar,
-    evaluations: dict[int, Evaluation],
     record: Any,
 ) -> Any:
     """Hooks that keep the terminal and the loggers up to date."""
-    from rookworld.evaluation.evaluate import save_found
     from rookworld.rl.metrics import log_line
     from rookworld.rl.run_log import Hooks
 
@@ -50,9 +49,6 @@ def watch(
             progress.say(log_line(step, dict(metrics)))
 
     def on_eval(step: int, evaluation: Evaluation) -> None:
-        evaluations[step] = evaluation
-        if step == 0:
-            save_found(settings.out / FIRST_ROWS, evaluation, evaluated(settings))
         found = evaluation.estimates
         numbers = " ".join(
             f"{name} {found[name].value:.3f}" for name in headline_metrics() if name in found
@@ -111,52 +107,17 @@ class Recorder:
             self.wandb.finish()
 
 
-EVALUATED = ("held_out", "eval_policy_rows", "eval_environment_rows", "eval_mates")
+def show_change(folder: Path) -> None:
+    """What a run changed on its held-out rows, in a sentence and a table; nothing is said of what
+    was not measured on the same rows before and after."""
+    from rookworld.report.analysis import analyze
+    from rookworld.report.run_reader import read_run
+    from rookworld.report.tables import changes_table
 
-
-def evaluated(settings: TrainSettings) -> str:
-    """Eight characters that are equal when the same rows are judged by the same rules."""
-    rules = ("reward_", "p_", "a_")
-    kept = [name for name in resolved(settings) if name in EVALUATED or name.startswith(rules)]
-    return short_hash(settings, ignore=set(resolved(settings)) - set(kept))
-
-
-def show_change(settings: TrainSettings, evaluations: Mapping[int, Evaluation]) -> None:
-    """The run's last evaluation beside its first, which a resumed run has not seen itself."""
-    from rookworld.evaluation.evaluate import load_found
-
-    first, last = min(evaluations), max(evaluations)
-    begun = load_found(settings.out / FIRST_ROWS, evaluated(settings)) if first > 0 else None
-    if begun is not None:
-        show(before_after(begun, evaluations[last]))
-    elif last > first:
-        show(before_after(evaluations[first], evaluations[last]))
-
-
-def before_after(before: Evaluation, after: Evaluation) -> Table:
-    """The same held-out rows before and after, with 95 % intervals of the paired difference."""
-    from rookworld.evaluation.evaluate import paired
-
-    differences = paired(before, after)
-    table = Table("metric", "before", "after", "difference", "95 % interval", "rows")
-    for name, change in differences.items():
-        if not shown(name):
-            continue
-        info = metric_info(name)
-        table.add_row(
-            name,
-            info.text(before.estimates[name].value),
-            info.text(after.estimates[name].value),
-            info.number(change.difference, "+"),
-            f"{info.number(change.low, '+')} … {info.number(change.high, '+')}",
-            f"{change.n}",
-        )
-    return table
-
-
-def shown(metric: str) -> bool:
-    """Whether a table of before and after has it; of a class alone it has everything."""
-    return "/by_" in metric or metric in headline_metrics()
+    found = analyze(read_run(folder))
+    if found.paired:
+        show(changes_table(found, headlines=True))
+        show(Text(found.verdict))
 
 
 def samples_table(step: int, groups: Sequence[Group]) -> Table:

@@ -64,6 +64,8 @@ class Evaluation:
 
     estimates: dict[str, Estimate] = field(default_factory=dict)
     rows: dict[str, Values] = field(default_factory=dict)
+    probes: Sequence[dict[str, Any]] = ()
+    """Answers to a few fixed rows, as `evaluation.probes` writes them down."""
 
     @classmethod
     def of(cls, rows: Mapping[str, Values]) -> Evaluation:
@@ -71,7 +73,8 @@ class Evaluation:
         return cls(estimates(rows), dict(rows))
 
     def __or__(self, other: Evaluation) -> Evaluation:
-        return Evaluation(self.estimates | other.estimates, self.rows | other.rows)
+        both = (*self.probes, *other.probes)
+        return Evaluation(self.estimates | other.estimates, self.rows | other.rows, both)
 
     def to_json(self) -> dict[str, Any]:
         """Metric name → `{"value", "n", "low", "high"}`."""

@@ -197,6 +197,16 @@ def scaled_advantages(centred: Tensor, step_std: float, settings: AdvantageSetti
     return clipped(centred / divisor, settings)
 
 
+def guide_advantages(gains: Tensor, step_std: float, settings: AdvantageSettings) -> Tensor:
+    """Advantages of true answers [answers] from their rewards less the mean of what was sampled.
+
+    Never in a group's own deviation, which is nothing where all samples are equally wrong.
+    """
+    whole = settings.advantage_scale != "none"
+    divisor = max(step_std, _positive(settings.advantage_std_floor)) if whole else 1.0
+    return clipped(gains / divisor, settings)
+
+
 def clipped(advantages: Tensor, settings: AdvantageSettings) -> Tensor:
     most = settings.advantage_clip
     return advantages.clamp(-most, most) if most > 0 else advantages

@@ -18,6 +18,7 @@ import numpy as np
 from rookworld.evaluation.statistics import moving_mean, slope
 from rookworld.grpo.decisions import ENTROPY_FLOOR
 from rookworld.report.run_reader import Record, RunRecord, Values, number
+from rookworld.report.verdict import verdict_of
 from rookworld.runtime.metric_info import HELD_OUT_REWARDS
 from rookworld.runtime.run_folder import finite
 from rookworld.tasks.registry import TASKS
@@ -150,6 +151,10 @@ class Analysis:
     before: Record = field(default_factory=dict)
     after: Record = field(default_factory=dict)
     """First and last evaluation: metric → value, n, low, high."""
+    paired: Record = field(default_factory=dict)
+    """What changed between them: metric → difference, low, high, p, n, paired row by row."""
+    verdict: str = ""
+    """The same in a sentence."""
     held_out: str | None = None
     best_step: int | None = None
     best_reward: float | None = None
@@ -184,6 +189,8 @@ def analyze(run: RunRecord) -> Analysis:
     held_out = held_out_metric(run)
     best_step, best_reward = _best_eval(run, held_out)
     planned = number(run.config.get("steps"))
+    before = _estimates(run.evals[0]) if run.evals else {}
+    after = _estimates(run.evals[-1]) if len(run.evals) > 1 else {}
     ratio, memory = run.series("policy/ratio_max"), run.series("mem/peak_mb")
     return Analysis(
         name=run.name,
@@ -192,8 +199,10 @@ def analyze(run: RunRecord) -> Analysis:
         planned=int(planned) if math.isfinite(planned) else None,
         final=final,
         trends=trends,
-        before=_estimates(run.evals[0]) if run.evals else {},
-        after=_estimates(run.evals[-1]) if len(run.evals) > 1 else {},
+        before=before,
+        after=after,
+        paired=run.paired,
+        verdict=verdict_of(before, after, run.paired),
         held_out=held_out,
         best_step=best_step,
         best_reward=best_reward,

@@ -21,7 +21,7 @@ from rookworld.report.analysis import Analysis, analyze
 from rookworld.report.gallery import MOST_CARDS, gallery, parts_over_training
 from rookworld.report.run_reader import Record, RunRecord, Values, is_sweep, number, read_run
 from rookworld.report.sweep_summary import SweepSummary, read_sweep, summarize
-from rookworld.report.tables import apart, facts
+from rookworld.report.tables import change_of, facts
 from rookworld.rl.settings import TrainSettings
 from rookworld.runtime.config import resolved
 from rookworld.tasks.registry import TASKS, metric_info
@@ -223,6 +223,8 @@ def run_data(run: RunRecord, cards: int) -> Record:
         "evals": eval_data(run.evals),
         "held_out": held_out_rows(found),
         "headline": found.held_out,
+        "verdict": found.verdict,
+        "paired": bool(found.paired),
         "config": run.config,
         "changed": changed_settings(run.config),
         "origin": {k: v for k, v in run.origin.items() if v is not None},
@@ -313,14 +315,14 @@ def eval_data(evals: Sequence[Record]) -> Record:
 
 
 def held_out_rows(found: Analysis) -> list[Record]:
-    """Before and after by metric, with whether their intervals are apart."""
+    """Before and after by metric, and what changed."""
     rows = []
     for name, before in found.before.items():
         if name == "step":
             continue
         after = found.after.get(name)
-        clear = after is not None and apart(before, after)
-        rows.append({"name": name, "before": before, "after": after, "clear": clear})
+        change = None if after is None else change_of(before, after, found.paired.get(name))
+        rows.append({"name": name, "before": before, "after": after, "change": change})
     return rows
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rookworld.runtime.errors import RookworldError
-from rookworld.runtime.run_folder import STREAMS, read_json, read_lines
+from rookworld.runtime.run_folder import PAIRED, STREAMS, read_json, read_lines
 
 Values = NDArray[np.float64]
 Record = dict[str, Any]
@@ -39,6 +39,9 @@ class RunRecord:
     events: list[Record]
     evals: list[Record]
     rollouts: list[Record]
+    probes: list[Record]
+    paired: Record
+    """Metric -> paired difference of the last evaluation to the first; empty if not of these."""
     done: bool
     notes: tuple[str, ...]
     """One line for everything that was missing, broken or foreign."""
@@ -121,6 +124,8 @@ def read_run(folder: Path) -> RunRecord:
         streams["events.jsonl"],
         streams["eval.jsonl"],
         streams["rollouts.jsonl"],
+        streams["probes.jsonl"],
+        _read_paired(folder / PAIRED, streams["eval.jsonl"], notes),
         (folder / "DONE").exists(),
         tuple(notes),
     )
@@ -136,6 +141,18 @@ def _read_stream(path: Path, notes: list[str]) -> list[Record]:
         broken = lines - len(records)
         notes.append(f"{path.name}: {broken} of {lines} lines cut off or broken, left out")
     return sorted(records, key=lambda record: float(record["step"]))
+
+
+def _read_paired(path: Path, evals: list[Record], notes: list[str]) -> Record:
+    """The differences, if they are those of the evaluations that are there."""
+    if not path.exists() or len(evals) < 2:
+        return {}
+    found = _read_object(path, notes)
+    same = [found.get("before"), found.get("after")] == [evals[0]["step"], evals[-1]["step"]]
+    metrics = found.get("metrics")
+    if not same or not isinstance(metrics, dict):
+        return {}
+    return {name: one for name, one in metrics.items() if isinstance(one, dict)}
 
 
 def _read_object(path: Path, notes: list[str]) -> Record:

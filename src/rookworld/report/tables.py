@@ -17,6 +17,8 @@ from rich.text import Text
 from rookworld.report.analysis import WINDOW, Analysis, Trend
 from rookworld.report.run_reader import number
 from rookworld.report.sweep_summary import SweepSummary, label_text
+from rookworld.report.verdict import clear, minus, told_of
+from rookworld.tasks.registry import metric_info
 
 MANY_RUNS = 6
 """Beyond this many runs only the first warning of each is shown."""
@@ -45,7 +47,9 @@ def _details(one: Analysis) -> list[RenderableType]:
     of = "" if one.planned is None else f" of {one.planned}"
     parts: list[RenderableType] = [Text(f"{one.name}: {one.state}, {one.steps}{of} steps")]
     if one.before:
-        parts.append(_held_out_table(one))
+        parts.append(changes_table(one))
+    if one.verdict:
+        parts.append(Text(one.verdict))
     if one.trends:
         parts.append(_trend_table(one.trends))
     if known := facts(one):
@@ -66,38 +70,49 @@ def _table(title: str) -> Table:
     )
 
 
-def _held_out_table(one: Analysis) -> Table:
-    """Before and after on the same rows; a change is marked when the two intervals are apart."""
-    table = _table("Held-out, 95 % intervals in brackets; *: they do not meet")
+def changes_table(one: Analysis, *, headlines: bool = False) -> Table:
+    """The same held-out rows before and after; `headlines`: the few that matter, and classes."""
+    table = _table("Held-out" + (", differences paired row by row" if one.paired else ""))
     table.add_column("metric", no_wrap=True)
     table.add_column(f"step {one.before['step']}", justify="right", no_wrap=True)
     if one.after:
         table.add_column(f"step {one.after['step']}", justify="right", no_wrap=True)
-        table.add_column("change", justify="right", no_wrap=True)
-    table.add_column("n", justify="right", no_wrap=True)
-    for name, before in one.before.items():
-        if name == "step":
-            continue
-        after = one.after.get(name)
-        cells = [estimate_text(before)]
-        if one.after:
-            cells += ["", ""] if after is None else [estimate_text(after), _change(before, after)]
-        table.add_row(name, *cells, str(before.get("n", "")))
+        table.add_column("difference, 95 % interval", justify="right", no_wrap=True)
+    table.add_column("rows", justify="right", no_wrap=True)
+    for name in told_of(one.paired) if headlines else one.before:
+        if isinstance(before := one.before.get(name), Mapping):
+            table.add_row(*_change_cells(one, name, before))
     return table
 
 
-def estimate_text(found: Mapping[str, Any]) -> str:
-    value, low, high = (number(found.get(key)) for key in ("value", "low", "high"))
-    return f"{value:.3f} [{_short(low)} {_short(high)}]"
+def _change_cells(one: Analysis, name: str, before: Mapping[str, Any]) -> list[str]:
+    metric, after = metric_info(name), one.after.get(name)
+    cells = [metric.label, metric.text(number(before.get("value")))]
+    if one.after and after is None:
+        cells += ["", ""]
+    elif after is not None:
+        change = change_of(before, after, one.paired.get(name))
+        told = metric.number(number(change["difference"]), "+")
+        if "low" in change:
+            bounds = (metric.number(number(change[key]), "+") for key in ("low", "high"))
+            told += rf" \[{', '.join(bounds)}]"  # an escaped bracket: rich would take it for markup
+        mark = " *" if change["clear"] else "  "
+        cells += [metric.text(number(after.get("value"))), minus(told) + mark]
+    return [*cells, str(before.get("n", ""))]
 
 
-def _short(value: float) -> str:
-    return f"{value:.3f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.3f}"
+def change_of(
+    before: Mapping[str, Any], after: Mapping[str, Any], paired: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """A difference, its interval if it was paired, and whether it is clear.
 
-
-def _change(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    mark = " *" if apart(before, after) else ""
-    return f"{number(after.get('value')) - number(before.get('value')):+.3f}{mark}"
+    Without pairs it is clear only where the two intervals do not meet, which is far stricter.
+    """
+    if paired is not None:
+        ends = {key: number(paired.get(key)) for key in ("difference", "low", "high")}
+        return ends | {"clear": clear(paired)}
+    difference = number(after.get("value")) - number(before.get("value"))
+    return {"difference": difference, "clear": apart(before, after)}
 
 
 def apart(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:

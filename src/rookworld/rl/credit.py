@@ -23,6 +23,7 @@ from rookworld.grpo.advantages import (
     field_advantages,
     gae,
     group_advantages,
+    guide_advantages,
     moments,
     scaled_advantages,
     task_sums,
@@ -48,14 +49,16 @@ def set_advantages(
     running: RunningMeans,
     norm: RunningNorm | None,
     kl_coef: float,
+    guides: Sequence[MicroBatch] = (),
 ) -> dict[str, float]:
     """Rewards of all ranks' groups -> advantages of each micro-batch, and numbers about them."""
     rewards = [answer_rewards(micro, learner, settings, norm, kl_coef) for micro in micros]
     rules = settings.advantages
     centred = centred_rewards(micros, rewards, rules, running)
+    deviation = step_deviation([(values, None) for values in centred])
+    set_guides(guides, norm, deviation, rules)
     if rules.gae:
         return set_gae(micros, centred, learner, settings) | mean_advantage(micros)
-    deviation = step_deviation([(values, None) for values in centred])
     for micro, values, rewarded in zip(micros, centred, rewards, strict=True):
         if rules.credit != "answer":
             scaled = token_advantages(micro, rewarded, values, norm, deviation, rules)
@@ -65,6 +68,20 @@ def set_advantages(
             scaled = scaled_advantages(values, deviation, rules).reshape(-1)
         micro.advantages = to_device(scaled.float(), micro.old_logp.device)
     return mean_advantage(micros)
+
+
+def set_guides(
+    guides: Sequence[MicroBatch],
+    norm: RunningNorm | None,
+    deviation: float,
+    rules: AdvantageSettings,
+) -> None:
+    """Pay a true answer for what it is worth above those that were sampled; their pay stays."""
+    for micro in guides:
+        gains = [group.rewards[0] - (group.baseline or 0.0) for group in micro.groups]
+        above = torch.tensor(gains, dtype=torch.float64) / (norm.deviation if norm else 1.0)
+        paid = guide_advantages(above, deviation, rules)
+        micro.advantages = to_device(paid.float(), micro.old_logp.device)
 
 
 def centred_rewards(

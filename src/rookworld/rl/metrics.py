@@ -121,7 +121,7 @@ def token_metrics(collected: Collected, micros: Sequence[MicroBatch]) -> Metrics
     cut = [not done for group in collected.groups for done in group.finished]
     lengths = [group.lengths for group in collected.groups]
     length = int(torch.cat(lengths).sum()) if lengths else 0
-    learning = [micro for micro in micros if not micro.anchor]
+    learning = [micro for micro in micros if not (micro.anchor or micro.guide)]
     answers = sum(micro.batch.count for micro in learning)
     left_out = answers - sum(micro.counts()[1] for micro in learning)
     return distributed.mean_by_name(
@@ -133,9 +133,24 @@ def token_metrics(collected: Collected, micros: Sequence[MicroBatch]) -> Metrics
     )
 
 
+def guide_metrics(collected: Collected, micros: Sequence[MicroBatch]) -> Metrics:
+    """Over all ranks: how many groups are guided, how likely their truths are token by token, and
+    how many prompts of each class were solved."""
+    guides = [micro for micro in micros if micro.guide]
+    sums = {"guide/share": [float(len(collected.guides)), float(len(collected.groups))]}
+    if guides:
+        likely = torch.cat([micro.old_logp for micro in guides]).exp()
+        sums["guide/prob"] = [float(likely.sum()), float(len(likely))]
+    by_class = {f"guide/solved/{kind}": n / of for kind, (n, of) in collected.solved.items()}
+    return distributed.mean_by_name(sums) | by_class
+
+
 def peak_memory_mb(device: torch.device) -> float:
+    """Of a GPU, the most that was taken from it since this was asked last; of a CPU, ever."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
+        peak = torch.cuda.max_memory_reserved(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return peak / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

@@ -15,6 +15,7 @@ from rookworld.grpo.decisions import EvalHealth, Ruling
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.lifecycle import EVENTS, due
 from rookworld.model.tokenizer import Tokenizer
+from rookworld.rl.before_after import keep_difference
 from rookworld.rl.metrics import Metrics, held_out_health, log_line, rollout_record
 from rookworld.rl.settings import TrainSettings
 from rookworld.rollout.types import Group
@@ -79,6 +80,9 @@ def evaluated(
     if distributed.rank() == 0:
         evaluation = evaluate(model, tokenizer)
         run.append("eval.jsonl", {"step": step, **evaluation.to_json()})
+        for probe in evaluation.probes:
+            run.append("probes.jsonl", {"step": step, **probe})
+        keep_difference(run, step, evaluation, settings)
         hooks.on_eval(step, evaluation)
         seen = held_out_health(step, evaluation, metric)
         numbers = [seen.reward, seen.format, seen.error]

@@ -23,6 +23,7 @@ from rookworld.rl.metrics import (
     Clock,
     Metrics,
     all_rewards,
+    guide_metrics,
     reward_metrics,
     token_metrics,
     update_metrics,
@@ -82,7 +83,10 @@ def learn(
         follow_reference(state, found.kl_worst, settings)
     clock.mark("update")
     metrics = rewards | update_metrics(state, found, coefs, lr_at(state, settings), settings)
-    metrics |= paid | token_metrics(collected, micros) | clock.metrics()
+    metrics |= paid | token_metrics(collected, micros)
+    if settings.sampling.guide > 0:
+        metrics |= guide_metrics(collected, micros)
+    metrics |= clock.metrics()
     return metrics, merge_decisions(rulings, invalid_rewards(collected, state.step + 1))
 
 
@@ -98,7 +102,15 @@ def prepare_batches(
     micros = forward.prepare(
         collected.groups, state.learner, settings, state.tokenizer.eos, scratch
     )
-    paid = credit.set_advantages(micros, state.learner, settings, state.running, norm, kl_coef)
+    guides = list[MicroBatch]()
+    if settings.sampling.guide > 0:
+        guides = forward.prepare_guides(
+            collected.guides, state.learner, settings, state.tokenizer.eos
+        )
+    paid = credit.set_advantages(
+        micros, state.learner, settings, state.running, norm, kl_coef, guides
+    )
+    micros += guides
     if norm is not None:
         norm.update(all_rewards(collected.groups))
     if kl_coef > 0 and settings.kl.kl_type != "k1_reward":

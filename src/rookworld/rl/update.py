@@ -34,7 +34,8 @@ def step_totals(micros: Sequence[MicroBatch], longest: int) -> StepTotals | None
     counts = torch.zeros(3, dtype=torch.float64)
     for micro in micros:
         tokens, sequences = micro.counts()
-        counts += torch.tensor([0, 0, tokens] if micro.anchor else [tokens, sequences, tokens])
+        beside = micro.anchor or micro.guide
+        counts += torch.tensor([0, 0, tokens] if beside else [tokens, sequences, tokens])
     distributed.sum_over_ranks(counts)
     tokens, sequences, held = (int(count) for count in counts.tolist())
     if tokens == 0 or sequences == 0:
@@ -161,6 +162,12 @@ def micro_objective(
         nothing = torch.zeros_like(kl)
         measured = torch.stack([nothing, kl_loss, nothing, nothing, kl]).detach().double()
         return coefs.kl * kl_loss, torch.cat([measured, by_task]), RatioStats(*[nothing] * 4)
+    if micro.guide:
+        policy = guide_loss(micro, stats, totals, settings)
+        nothing = torch.zeros_like(kl)
+        measured = torch.stack([policy, kl_loss, nothing, nothing, kl]).detach().double()
+        both = policy + coefs.kl * kl_loss if coefs.kl > 0 else policy
+        return both, torch.cat([measured, by_task]), RatioStats(*[nothing] * 4)
     parts, ratio = loss_terms(micro, stats, hidden, learner, totals, settings)
     policy, value, entropy = (part.sum() for part in parts)
     if worths is not None:
@@ -174,6 +181,20 @@ def micro_objective(
         objective = objective + coefs.kl * kl_loss
     measured = torch.stack([policy, kl_loss, value, -entropy, kl]).detach().double()
     return objective, torch.cat([measured, by_task]), ratio
+
+
+def guide_loss(
+    micro: MicroBatch, stats: TokenStats, totals: StepTotals, settings: TrainSettings
+) -> Tensor:
+    """The policy loss of true answers, as if the policy of the first update had sampled them."""
+    assert micro.advantages is not None
+    if not micro.passed:
+        micro.old_logp, micro.passed = stats.logp.detach(), True
+    batch = micro.batch
+    answers = Batch(
+        batch.grid(stats.logp), batch.grid(micro.old_logp), micro.advantages, micro.mask()
+    )
+    return losses.policy_loss(answers, totals, settings.loss)[0].sum()
 
 
 def kl_by_task(micro: MicroBatch, kl: Tensor) -> Tensor:
@@ -226,7 +247,8 @@ def kl_terms(
     """Contributions [answers, tokens] of the KL that is a loss, and of the exact one."""
     assert stats.kl is not None and stats.ref_logp is not None
     rows, grid = stats.kl, micro.batch.grid
-    if settings.kl.kl_type in ESTIMATORS:
+    # an estimate is of tokens that were sampled
+    if settings.kl.kl_type in ESTIMATORS and not micro.guide:
         estimate = ESTIMATORS[settings.kl.kl_type](stats.logp, stats.ref_logp)
         # tokens come from the sampler's policy, which after the first update is an older one
         rows = (stats.logp - micro.old_logp).detach().exp() * estimate

@@ -8,10 +8,12 @@ data.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -21,13 +23,15 @@ from rookworld.model.activation_reuse import ActivationStore
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.sampling.sampler import ROWS_AT_ONCE, Sampling, sampler_for
 from rookworld.model.tokenizer import Tokenizer
+from rookworld.rollout.guide import Asked, guided, solved_by_class, solves, to_guide
 from rookworld.rollout.prompts import Prompts
 from rookworld.rollout.token_values import listed_move_values, token_values
 from rookworld.rollout.types import Completions, Group, Prompt, TokenValues
 from rookworld.runtime import distributed
 from rookworld.tasks.prefix_value import NEUTRAL, NOTHING_LISTED, Tally, Usual
+from rookworld.tasks.registry import task_of
 from rookworld.tasks.reward import RewardRules
-from rookworld.tasks.scorer import Question, Scorer, Scores, Workers, prefetch
+from rookworld.tasks.scorer import Question, Scorer, Scores, Workers, judge_answer, prefetch
 from rookworld.tasks.task import Judge
 
 
@@ -178,6 +182,16 @@ class Collector:
             for one, question, found, value in zip(answers, questions, scores, values, strict=True)
         ]
 
+    def true_answer(self, group: Group, progress: float) -> Group | None:
+        """The truth as an answer to the group's prompt; None where it would teach nothing."""
+        row, room = group.prompt.row, self.model.config.n_positions - len(group.prompt.ids)
+        text = str(task_of(row).answer(row, self.tokenizer.style))
+        verdict = judge_answer(row, text, True, self.rules, self.judge, progress)
+        found = guided(group, text, verdict, self.tokenizer)
+        longest = min(room, self.sampling[group.prompt.letter].max_new_tokens)
+        better = verdict.total > fmean(group.rewards)
+        return found if better and found.tokens.shape[1] <= longest else None
+
 
 @dataclass(frozen=True)
 class Collected:
@@ -194,6 +208,10 @@ class Collected:
     """This rank's replaced groups that still hold their task to the reference."""
     tally: Tally = NOTHING_LISTED
     """What all ranks' analyses listed, replaced ones included; with credit by field."""
+    guides: list[Group] = field(default_factory=list)
+    """True answers to this rank's prompts that nobody solved, replaced ones included."""
+    solved: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """With guides: of each class how many prompts all ranks solved, and how many they met."""
 
 
 def collect(
@@ -204,6 +222,7 @@ def collect(
     progress: float,
     *,
     flat_tries: int,
+    guide: float = 0.0,
     tolerance: float = 1e-6,
 ) -> Collected:
     """`count` groups over all ranks; groups without spread are replaced, a bounded number of times.
@@ -212,7 +231,8 @@ def collect(
     the groups are those that one process would have collected. The last replacements are kept even
     if flat; a group with a reward that is no number is kept never. Where replacements came from
     another task, replaced groups stay as anchors, so that each task keeps its share of the KL: a
-    solved one, all of whose groups are flat, would be forgotten.
+    solved one, all of whose groups are flat, would be forgotten. Beside `guide` x `count` groups
+    without a right answer, at most, stands the truth.
     """
     collection = _Collection()
     missing = count
@@ -220,25 +240,33 @@ def collect(
         drawn = prompts.take(missing)
         share = distributed.share(len(drawn))
         groups = collector.groups(drawn[share], step, progress)
-        flags = flat_and_invalid(groups, share, len(drawn), tolerance)
+        flags = flags_of(groups, share, len(drawn), tolerance, with_solved=guide > 0)
         if attempt == 0:
             collection.due.update(prompt.letter for prompt in drawn)
         last = attempt == flat_tries
         collection.add(drawn, dict(zip(range(len(drawn))[share], groups, strict=True)), flags, last)
-        missing = int(flags.amax(1).sum())
+        missing = int(flags[:, :2].amax(1).sum())
         if missing == 0:
             break
-    return collection.result(collector.by_field)
+    found = collection.result(collector.by_field)
+    if guide == 0:
+        return found
+    chosen = to_guide(collection.asked, math.ceil(guide * count))
+    truths = [collector.true_answer(one.group, progress) for one in chosen if one.group is not None]
+    guides = [truth for truth in truths if truth is not None]
+    return replace(found, guides=guides, solved=solved_by_class(collection.asked))
 
 
-def flat_and_invalid(
-    groups: Sequence[Group], share: slice, drawn: int, tolerance: float
+def flags_of(
+    groups: Sequence[Group], share: slice, drawn: int, tolerance: float, *, with_solved: bool
 ) -> torch.Tensor:
-    """[prompts, 2] which groups of all ranks have no spread, and which no finite reward."""
-    flags = torch.zeros(drawn, 2)
+    """[prompts, 3] which groups of all ranks are flat, which have a reward that is no number, and
+    which (if asked for) a right answer."""
+    flags = torch.zeros(drawn, 3)
     if groups:
         rewards = reward_tensor([group.rewards for group in groups])
-        found = torch.stack([flat_groups(rewards, tolerance), ~valid_groups(rewards)], 1)
+        right = torch.tensor([with_solved and solves(group) for group in groups])
+        found = torch.stack([flat_groups(rewards, tolerance), ~valid_groups(rewards), right], 1)
         flags[share] = found.float()
     distributed.sum_over_ranks(flags)
     return flags
@@ -256,6 +284,8 @@ class _Collection:
     invalid: int = 0
     seen: int = 0
     listed: Tally = NOTHING_LISTED
+    asked: list[Asked] = field(default_factory=list)
+    """All prompts but those with a reward that is no number."""
 
     def add(
         self,
@@ -265,12 +295,13 @@ class _Collection:
         last: bool,
     ) -> None:
         """Take in one attempt: `mine` are this rank's groups by their place among `drawn`."""
-        for place, (is_flat, is_invalid) in enumerate(flags.tolist()):
+        for place, (is_flat, is_invalid, is_solved) in enumerate(flags.tolist()):
             group, letter = mine.get(place), drawn[place].letter
             if group is not None:
                 self.listed = self.listed.plus(group.tally)
             if is_invalid:
                 continue
+            self.asked.append(Asked(drawn[place], bool(is_solved), group))
             if is_flat and not last:
                 self.replaced.append((letter, group))
                 continue

@@ -6,8 +6,9 @@ what an uninterrupted one would, and the world size changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +21,24 @@ from rookworld.tasks.policy import POLICY
 from rookworld.tasks.registry import TASKS, by_task, index_of, task_of
 from rookworld.tasks.task import AnyTask, Row
 
+Name = TypeVar("Name")
+
 
 class Prompts:
-    """An endless stream of prompts, the tasks mixed by fixed shares."""
+    """An endless stream of prompts, the tasks mixed by fixed shares.
+
+    With `by_class` the classes of tasks that ask for it have shares as well, by the square root of
+    how many rows they have: rare ones come more often, and a handful of rows not all the time.
+    """
 
     def __init__(
-        self, rows: Sequence[Row], tokenizer: Tokenizer, mix_env_ratio: float, seed: int
+        self,
+        rows: Sequence[Row],
+        tokenizer: Tokenizer,
+        mix_env_ratio: float,
+        seed: int,
+        *,
+        by_class: bool = False,
     ) -> None:
         self.rows = by_task(rows)
         self.tokenizer = tokenizer
@@ -33,6 +46,14 @@ class Prompts:
         self.shares = shares(
             {letter: len(rows) for letter, rows in self.rows.items()}, mix_env_ratio
         )
+        self.classes = {
+            letter: rows_by_class(TASKS[letter], mine) if by_class else {"": mine}
+            for letter, mine in self.rows.items()
+        }
+        self.class_shares = {
+            letter: shares_of({name: len(mine) ** 0.5 for name, mine in classes.items()})
+            for letter, classes in self.classes.items()
+        }
         self.position = 0
 
     def take(self, count: int) -> list[Prompt]:
@@ -47,20 +68,41 @@ class Prompts:
 
     def at(self, place: int) -> Row:
         """The row at a place of the stream."""
-        task, nth = self.turn(place)
-        rows = self.rows[task.letter]
+        task, nth = turn(place, self.shares)
+        name, nth = turn(nth, self.class_shares[task.letter])
+        rows = self.classes[task.letter][name]
         order = shuffled(len(rows), self.seed, nth // len(rows), index_of(task))
         return rows[int(order[nth % len(rows)])]
 
-    def turn(self, place: int) -> tuple[AnyTask, int]:
-        """Whose turn it is at a place, and how many turns that task has had before."""
-        for task, share in self.shares:
-            # a task's prompts are spread evenly: the n-th comes when share × place passes n
-            before = int(place * share + 1e-9)
-            if int((place + 1) * share + 1e-9) > before:
-                return task, before
-            place -= before
-        return task, place
+
+def turn(place: int, shares: Sequence[tuple[Name, float]]) -> tuple[Name, int]:
+    """Whose turn it is at a place, and how many turns the same has had before."""
+    for name, share in shares:
+        # turns are spread evenly: the n-th comes when share × place passes n
+        before = int(place * share + 1e-9)
+        if int((place + 1) * share + 1e-9) > before:
+            return name, before
+        place -= before
+    return name, place
+
+
+def rows_by_class(task: AnyTask, rows: Sequence[Row]) -> dict[str, Sequence[Row]]:
+    """The rows of each class of a task, if its classes have shares."""
+    if not task.by_class:
+        return {"": rows}
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(task.row_class(row), []).append(row)
+    return dict(sorted(found.items()))
+
+
+def shares_of(weights: Mapping[Name, float]) -> list[tuple[Name, float]]:
+    """Each with its share of the turns that those before it leave over."""
+    left, found = sum(weights.values()), []
+    for name, weight in weights.items():
+        found.append((name, weight / left if left > 0 else 1.0))
+        left -= weight
+    return found[:-1] + [(name, 1.0) for name, _ in found[-1:]]
 
 
 def shares(counts: dict[str, int], mix_env_ratio: float) -> list[tuple[AnyTask, float]]:
@@ -79,12 +121,9 @@ def shares(counts: dict[str, int], mix_env_ratio: float) -> list[tuple[AnyTask, 
                 f"no {letter}: rows in the data, but --mix-env-ratio {mix_env_ratio} asks for "
                 f"them; use --mix-env-ratio {instead} or other --data"
             )
-    left = sum(counts[task.letter] for task in others)
-    found: list[tuple[AnyTask, float]] = [(ENVIRONMENT, mix_env_ratio)]
-    for task in reversed(others):
-        found.append((task, counts[task.letter] / left))
-        left -= counts[task.letter]
-    return found
+    weights = {task.letter: float(counts[task.letter]) for task in reversed(others)}
+    of_others = [(TASKS[letter], share) for letter, share in shares_of(weights)]
+    return [(ENVIRONMENT, mix_env_ratio), *of_others]
 
 
 @lru_cache(maxsize=8)

@@ -86,6 +86,8 @@ class Group:
     """With credit by choice: what else could have been listed."""
     tally: Tally = NOTHING_LISTED
     """With credit by field: what its analyses listed."""
+    baseline: float | None = None
+    """Of a true answer: the mean reward of those that were sampled in its stead."""
 
     @property
     def rewards(self) -> list[float]:

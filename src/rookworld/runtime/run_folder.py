@@ -25,10 +25,12 @@ from rookworld.runtime.atomic_files import write_text
 from rookworld.runtime.errors import ConfigError, RookworldError
 from rookworld.runtime.run_lock import locked
 
-STREAMS = ("metrics.jsonl", "events.jsonl", "rollouts.jsonl", "eval.jsonl")
+STREAMS = ("metrics.jsonl", "events.jsonl", "rollouts.jsonl", "eval.jsonl", "probes.jsonl")
 FIRST_ROWS = "eval-rows.npz"
 """What the first evaluation found row by row, for a table that pairs the last with it."""
-FILES = (*STREAMS, FIRST_ROWS, "train.log", "DONE")
+PAIRED = "paired.json"
+"""How the last evaluation differs from the first, metric by metric, paired row by row."""
+FILES = (*STREAMS, FIRST_ROWS, PAIRED, "train.log", "DONE")
 FOLDERS = ("checkpoints", "final", "tensorboard")
 
 

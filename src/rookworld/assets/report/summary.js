@@ -32,8 +32,15 @@ function summaryOf() {
   const wanted = [run.headline, "P/best", "P/legal", "A/exact", "mate1/accuracy"];
   const rows = wanted.map((name) => run.held_out.find((row) => row.name === name)).filter(Boolean).slice(0, 4);
   return h("div", { id: "summary" },
+    run.verdict ? h("p.verdict", {}, verdictText(run.verdict)) : null,
     rows.length ? h("div.tiles", {}, rows.map(tile)) : null,
     Object.keys(run.facts).length ? h("dl.facts", {}, Object.entries(run.facts).map(([k, v]) => h("div", {}, h("dt", {}, k), h("dd", {}, v)))) : null);
+}
+
+const TONES = { Better: "good", Worse: "bad", "Not measurably changed": "faint" };
+
+function verdictText(text) {
+  return text.split(/(Better|Worse|Not measurably changed)(?=: )/).map((part) => TONES[part] ? h(`b.${TONES[part]}`, {}, part) : part);
 }
 
 function tile(row) {
@@ -48,10 +55,15 @@ function tile(row) {
 }
 
 function changeOf(row) {
-  const change = row.after.value - row.before.value;
+  const change = row.change.difference;
   const better = data.metrics[row.name].lower ? change < 0 : change > 0;
-  const tone = !row.clear ? "quiet" : better ? "good" : "bad";
+  const tone = !row.change.clear ? "quiet" : better ? "good" : "bad";
   return h(`span.change.${tone}`, {}, difference(row.name, change));
+}
+
+function changeBounds(row) {
+  if (!row.change || row.change.low === undefined) return null;
+  return h("span.interval", {}, `${difference(row.name, row.change.low)} … ${difference(row.name, row.change.high)}`);
 }
 
 function comparison() {
@@ -80,7 +92,10 @@ function heldOutOf() {
   if (!names.length) return null;
   const main = names.filter((name) => !/by_kind|_opening|_middlegame|_endgame/.test(name));
   const rest = names.filter((name) => !main.includes(name));
-  const text = "The same held-out rows before and after, with 95 % intervals. A change in colour: the two intervals do not meet.";
+  const paired = data.runs.every((run) => run.paired || run.held_out.every((row) => !row.after));
+  const text = paired
+    ? "The same held-out rows before and after, with 95 % intervals. The difference is taken row by row; in colour where its interval leaves 0 out."
+    : "The same held-out rows before and after, with 95 % intervals. Differences were not kept row by row; in colour where the two intervals do not meet.";
   return section("held-out", "Before and after", text,
     h("div.card.scroll", {}, heldOutTable(main),
       rest.length ? h("details", {}, h("summary", {}, `${rest.length} more: by kind of move and phase of the game`), heldOutTable(rest)) : null));
@@ -101,7 +116,7 @@ function heldOutRow(name) {
     h("td.metric", {}, h("div", {}, label(name)), h("div.metric-name", {}, name)),
     h("td.number.before", {}, cell("before")),
     h("td.number.after", {}, cell("after")),
-    h("td.number.delta", {}, found.map(({ row }) => h("div", {}, row.after ? changeOf(row) : ""))),
+    h("td.number.delta", {}, found.map(({ row }) => h("div", {}, row.after ? [changeOf(row), changeBounds(row)] : ""))),
     h("td.plot", {}, forest(found)),
     h("td.number.n.faint", {}, found[0].row.before.n));
 }
