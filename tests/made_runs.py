@@ -34,6 +34,7 @@ def made_run(folder: Path, steps: int = 40, *, lr: float = 2e-5, done: bool = Tr
         run.append("metrics.jsonl", step_metrics(step, step / steps, lr))
     for step, skill in ((0, 0.0), (steps // 2, 0.5), (steps, 1.0)):
         run.append("eval.jsonl", {"step": step, **evaluation(skill)})
+        write_probes(run, step, skill)
     for step in (1, steps):
         write_rollouts(run, step)
     message = "KL to the reference is 0.95 nats per token: last good state restored"
@@ -95,19 +96,27 @@ def evaluation(skill: float) -> dict[str, Any]:
 
 
 def write_rollouts(run: Run, step: int) -> None:
+    gold = ENVIRONMENT.answer(MOVE, "compact")
+    wrong = gold.replace("4P3", "3P4")
+    _write(run, "rollouts.jsonl", step, (GOOD, ILLEGAL, JUNK), (gold, wrong, JUNK))
+
+
+def write_probes(run: Run, step: int, skill: float) -> None:
+    """Greedy answers to fixed rows, which get better as rewards do."""
+    gold = ENVIRONMENT.answer(MOVE, "compact")
+    wrong = gold.replace("4P3", "3P4")
+    _write(run, "probes.jsonl", step, (GOOD if skill else ILLEGAL,), (gold if skill else wrong,))
+
+
+def _write(
+    run: Run, stream: str, step: int, analyses: tuple[str, ...], moves: tuple[str, ...]
+) -> None:
     rules = RewardRules()
     analysis = {"fen": ANALYSIS.fen, "moves": list(ANALYSIS.moves), "cp": list(ANALYSIS.cp)}
     after = {"fen": MOVE.fen, "move": MOVE.move, "next_fen": MOVE.next_fen, "kind": MOVE.kind}
-    gold = ENVIRONMENT.answer(MOVE, "compact")
-    wrong = gold.replace("4P3", "3P4")
-    for task, row, truth, texts in (
-        ("P", ANALYSIS, analysis, (GOOD, ILLEGAL, JUNK)),
-        ("A", MOVE, after, (gold, wrong, JUNK)),
-    ):
+    for task, row, truth, texts in (("P", ANALYSIS, analysis, analyses), ("A", MOVE, after, moves)):
         answers = [{"text": text, **_judged(row, text, rules)} for text in texts]
-        run.append(
-            "rollouts.jsonl", {"step": step, "task": task, "truth": truth, "answers": answers}
-        )
+        run.append(stream, {"step": step, "task": task, "truth": truth, "answers": answers})
 
 
 def _judged(row: PolicyRow | EnvironmentRow, text: str, rules: RewardRules) -> dict[str, Any]:

@@ -136,6 +136,13 @@ def test_an_analysis_becomes_arrows(tmp_path: Path) -> None:
     assert card["truth"]["arrows"].count(gallery.ENGINE) == 10
 
 
+def test_a_film_shows_a_row_as_training_went_on(tmp_path: Path) -> None:
+    analysis, move = gallery.films(read_run(made_run(tmp_path / "run")).probes)
+    assert [one["step"] for one in analysis["answers"]] == [0, 20, 40]
+    assert [one["lines"][0]["legal"] for one in analysis["answers"]] == [False, True, True]
+    assert [one["board"] for one in move["answers"]] == [1, 0, 0]
+
+
 def test_a_transition_becomes_a_board_with_its_wrong_squares(tmp_path: Path) -> None:
     card = gallery.card(read_run(made_run(tmp_path / "run")).rollouts[1])
     assert card is not None
@@ -298,6 +305,7 @@ def test_a_browser_draws_curves_and_boards(tmp_path: Path) -> None:
     panels = len(page_data([one, two])["panels"])
     assert document.count("<canvas") == panels + 1
     assert document.count('<div class="board"><svg') >= 4
+    assert "After step 40" in document
     assert document.count('class="arrow"') >= 20
     SCREENSHOTS.mkdir(exist_ok=True)
     for name, flags in (("light", ()), ("dark", ("--blink-settings=preferredColorScheme=0",))):

@@ -55,9 +55,24 @@ def gallery(rollouts: Sequence[Record], most: int = MOST_CARDS) -> list[Record]:
 
 
 @lru_cache(maxsize=512)
-def _drawn(text: str) -> Record | None:
+def _drawn(text: str, film: bool = False) -> Record | None:
     """A card by its record: a page that follows a run draws each position once."""
-    return card(json.loads(text))
+    return card(json.loads(text), film)
+
+
+def films(probes: Sequence[Record]) -> list[Record]:
+    """A card for each fixed row, its answers in the order of the evaluations that they are of."""
+    rows: dict[str, list[Record]] = {}
+    for record in probes:
+        rows.setdefault(json.dumps([record.get("task"), record.get("truth")]), []).append(record)
+    found = (_drawn(json.dumps(_joined(same)), film=True) for same in rows.values())
+    return [one for one in found if one is not None]
+
+
+def _joined(records: Sequence[Record]) -> Record:
+    """The records of a row as one, each answer with its step."""
+    answers = [one | {"step": int(record["step"])} for record in records for one in _answers(record)]
+    return {**records[0], "answers": answers}
 
 
 def parts_over_training(rollouts: Sequence[Record]) -> Record:
@@ -79,8 +94,11 @@ def parts_over_training(rollouts: Sequence[Record]) -> Record:
     return found
 
 
-def card(record: Mapping[str, Any]) -> Record | None:
-    """One prompt with its answers, ready to be shown; None if its position cannot be drawn."""
+def card(record: Mapping[str, Any], film: bool = False) -> Record | None:
+    """One prompt with its answers, ready to be shown; None if its position cannot be drawn.
+
+    Answers of one step go by reward; those of a film are all there, in its order.
+    """
     truth, task = record.get("truth"), TASKS.get(str(record.get("task")))
     if not isinstance(truth, Mapping) or task is None:
         return None
@@ -90,7 +108,9 @@ def card(record: Mapping[str, Any]) -> Record | None:
         return None
     true = task.draw_truth(truth)
     boards = [board_svg(_placed(true.board) or board, board.turn, _move(true.played))]
-    answers = sorted(_answers(record), key=lambda one: -number(one.get("reward")))
+    answers = _answers(record)
+    if not film:
+        answers = _spread(sorted(answers, key=lambda one: -number(one.get("reward"))), MOST_ANSWERS)
     return {
         "step": int(record["step"]),
         "task": task.letter,
@@ -100,9 +120,7 @@ def card(record: Mapping[str, Any]) -> Record | None:
         "fen": true.board,
         "boards": boards,
         "truth": _shown(board, true, 0, ENGINE),
-        "answers": [
-            _answer(board, task, truth, one, boards) for one in _spread(answers, MOST_ANSWERS)
-        ],
+        "answers": [_answer(board, task, truth, one, boards) for one in answers],
     }
 
 
@@ -172,6 +190,7 @@ def _verdict(answer: Mapping[str, Any]) -> Record:
         "reward": round(number(answer.get("reward")), 4),
         "parts": {name: round(value, 3) for name, value in _parts(answer).items()},
         "reason": str(answer.get("reason", "")),
+        "step": answer.get("step"),
     }
 
 

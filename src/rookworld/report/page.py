@@ -27,7 +27,7 @@ from rookworld.runtime.config import require
 from rookworld.runtime.errors import RookworldError
 from rookworld.runtime.run_folder import PAIRED, STREAMS, finite
 
-_SCRIPTS = ("tools.js", "summary.js", "curves.js", "runs.js", "sweep.js", "page.js")
+_SCRIPTS = ("tools.js", "summary.js", "curves.js", "runs.js", "films.js", "sweep.js", "page.js")
 """Parts of one script, in its order."""
 _SECURITY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "

@@ -18,7 +18,7 @@ import numpy as np
 
 from rookworld.grpo.decisions import ENTROPY_FLOOR
 from rookworld.report.analysis import Analysis, analyze
-from rookworld.report.gallery import MOST_CARDS, gallery, parts_over_training
+from rookworld.report.gallery import MOST_CARDS, films, gallery, parts_over_training
 from rookworld.report.run_reader import Record, RunRecord, Values, is_sweep, number, read_run
 from rookworld.report.sweep_summary import SweepSummary, read_sweep, summarize
 from rookworld.report.tables import change_of, facts
@@ -229,6 +229,7 @@ def run_data(run: RunRecord, cards: int) -> Record:
         "changed": changed_settings(run.config),
         "origin": {k: v for k, v in run.origin.items() if v is not None},
         "gallery": gallery(run.rollouts, cards) if cards else [],
+        "films": films(run.probes) if cards else [],
         "parts": parts_over_training(run.rollouts),
     }
 

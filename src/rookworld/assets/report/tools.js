@@ -3,7 +3,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const KIND_COLOURS = { warning: "--s4", skip: "--s7", rate_halved: "--s3", restore: "--s1", stop: "--bad" };
-const ui = { window: 20, raw: true, metric: {}, hidden: {}, step: "ends", task: "", run: 0, answer: {}, zoom: null };
+const ui = { window: 20, raw: true, metric: {}, hidden: {}, step: "ends", task: "", run: 0, filmRun: 0, filmStep: null, filmTask: "", answer: {}, zoom: null };
 let data = JSON.parse(document.getElementById("data").textContent);
 let charts = [];
 
