@@ -71,7 +71,8 @@ def films(probes: Sequence[Record]) -> list[Record]:
 
 def _joined(records: Sequence[Record]) -> Record:
     """The records of a row as one, each answer with its step."""
-    answers = [one | {"step": int(record["step"])} for record in records for one in _answers(record)]
+    steps = ((int(record["step"]), _answers(record)) for record in records)
+    answers = [one | {"step": step} for step, found in steps for one in found]
     return {**records[0], "answers": answers}
 
 

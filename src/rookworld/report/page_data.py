@@ -48,23 +48,30 @@ class Panel:
 
 def all_panels() -> list[Panel]:
     """The reward, as a whole and by task, the parts of each task's, and all others."""
-    tasks = ", ".join(f"{task.title.lower()} ({letter})" for letter, task in TASKS.items())
-    whole = Panel(
-        title="Reward",
-        metrics=("reward/mean", *(f"reward/{letter}" for letter in TASKS)),
-        help=f"Mean reward of the sampled answers: all, {tasks}.",
-    )
+    return [WHOLE, *(panel for letter in TASKS for panel in task_panels(letter)), *PANELS]
+
+
+WHOLE = Panel(
+    title="Reward",
+    metrics=("reward/mean",),
+    help="Mean reward of the sampled answers of all tasks.",
+)
+
+
+def task_panels(letter: str) -> list[Panel]:
+    """A task's reward and the parts of it: tasks differ in level, so each has its own axis."""
+    task = TASKS[letter]
     return [
-        whole,
-        *(
-            Panel(
-                title=f"Parts of {letter}",
-                metrics=tuple(f"reward/{letter}/{part}" for part in task.parts),
-                help=f"{task.title}: what the reward is made of, each from 0 to 1.",
-            )
-            for letter, task in TASKS.items()
+        Panel(
+            title=f"Reward: {task.title.lower()}",
+            metrics=(f"reward/{letter}",),
+            help=f"Mean reward of the sampled {letter}: answers.",
         ),
-        *PANELS,
+        Panel(
+            title=f"Parts: {task.title.lower()}",
+            metrics=tuple(f"reward/{letter}/{part}" for part in task.parts),
+            help="What that reward is made of, each part from 0 to 1.",
+        ),
     ]
 
 
@@ -139,7 +146,8 @@ PANELS = (
     Panel(
         title="Ratio",
         metrics=("policy/ratio_max",),
-        help="Largest policy ratio; 1 with one update per rollout.",
+        help="Largest policy ratio of a token: 1 with one update per rollout, but for rounding, "
+        "which in bfloat16 can be a tenth.",
     ),
     Panel(
         title="Sampler against trainer",

@@ -10,8 +10,23 @@ function curvesOf() {
   const raw = h("input", { type: "checkbox", onchange: (event) => { ui.raw = event.target.checked; refreshCharts(); } });
   raw.checked = ui.raw;
   const tools = h("div.tools", {}, h("label", {}, "mean of ", slider, " ", out, " steps"), h("label", {}, raw, " single steps"), h("button.button", { onclick: resetZoom }, "Whole run"));
-  const grid = h("div.charts", {}, panels.map(chartCard));
-  return section("curves", "Curves", `Drag to zoom; all charts follow. Coloured lines mark what the guard did.${thinned}`, h("div", { style: { margin: "-6px 0 16px" } }, tools), grid);
+  const moving = panels.filter((panel) => !isFlat(panel)), flat = panels.filter(isFlat);
+  const grid = h("div.charts", {}, moving.map(chartCard));
+  return section("curves", "Curves", `Drag to zoom; all charts follow. Coloured lines mark what the guard did.${thinned}`, h("div", { style: { margin: "-6px 0 16px" } }, tools), grid, flat.length ? flatCharts(flat) : null);
+}
+
+/* What never changed needs no picture, but can be looked at. */
+function isFlat(panel) {
+  if (panel.evals) return false;
+  const series = data.runs.flatMap((run) => panel.metrics.map((name) => run.series[name]).filter(Boolean));
+  return series.every((values) => { const known = values.filter((v) => v !== null); return known.every((v) => v === known[0]); });
+}
+
+function flatCharts(panels) {
+  const grid = h("div.charts", { style: { "margin-top": "14px" } }, panels.map(chartCard));
+  const own = charts.slice(-panels.length);
+  const redraw = (event) => { if (event.target.open) own.forEach((chart) => chart.rebuild()); };
+  return h("details.flat", { ontoggle: redraw }, h("summary", {}, `Did not change: ${panels.map((panel) => panel.title.toLowerCase()).join(", ")}`), grid);
 }
 
 function evalPanels() {
@@ -27,7 +42,7 @@ function choices(panel) {
     return rewards.length > 1 && data.runs.length === 1 ? [{ text: "Reward", metrics: rewards }, ...all] : all;
   }
   if (data.runs.length === 1) return [{ text: "", metrics: panel.metrics }];
-  return panel.metrics.map((name) => ({ text: name, metrics: [name] }));
+  return panel.metrics.map((name) => ({ text: label(name), metrics: [name] }));
 }
 
 function chartCard(panel) {
@@ -59,8 +74,8 @@ class Chart {
       const source = this.panel.evals ? run.evals.curves[metric] : run.series[metric];
       if (!source) return;
       const many = data.runs.length > 1;
-      const short = this.panel.evals ? label(metric) : metric.split("/").length > 2 ? metric.split("/")[2] : metric;
-      found.push({ run, metric, name: many ? run.name : short, tint: colour(many ? place : nth), x: this.panel.evals ? run.evals.steps : run.x, source });
+      const part = metric.split("/")[2];
+      found.push({ run, metric, name: many ? run.name : part && !this.panel.evals ? part : label(metric), tint: colour(many ? place : nth), x: this.panel.evals ? run.evals.steps : run.x, source });
     }));
     return found;
   }
@@ -97,7 +112,7 @@ class Chart {
       legend: { show: false }, padding: [10, 12, 0, 0],
       cursor: { sync: { key: "steps", setSeries: false, scales: ["x", null] }, points: { size: 6 }, drag: { x: true, y: false, setScale: true } },
       scales: { x: { time: false, range: (u, low, high) => this.span(low, high) }, y: { distr: this.panel.log ? 3 : 1, range: this.panel.log ? undefined : (u, low, high) => this.range(low, high) } },
-      axes: [{ ...axis, size: 26, space: 55, values: (u, ticks) => ticks.map((t) => Number.isInteger(t) ? t.toLocaleString("en") : "") }, { ...axis, size: 52, space: 34, values: (u, ticks) => ticks.map((t) => t === null ? "" : number(t, 3)) }],
+      axes: [{ ...axis, size: 26, space: 55, label: "step", labelSize: 18, labelGap: 0, labelFont: axis.font, values: (u, ticks) => ticks.map((t) => Number.isInteger(t) ? t.toLocaleString("en") : "") }, { ...axis, size: 52, space: 34, values: (u, ticks) => ticks.map((t) => t === null ? "" : number(t, 3)) }],
       hooks: { draw: [(u) => this.decorate(u)], setCursor: [(u) => this.follow(u)], setScale: [(u, key) => key === "x" && this.zoomed(u)] },
     };
     this.u = new uPlot(options, table, this.plot);
@@ -233,7 +248,7 @@ class Chart {
       const value = h("span.now", {}, this.latest(this.u, nth));
       this.values.push(value);
       const hidden = ui.hidden[this.panel.key] || {};
-      return h(hidden[line.name] ? "button.off" : "button", { style: { "--swatch": `var(${line.tint})` }, "aria-pressed": !hidden[line.name], onclick: () => { ui.hidden[this.panel.key] = { ...hidden, [line.name]: !hidden[line.name] }; this.refresh(); } }, line.name, value);
+      return h(hidden[line.name] ? "button.off" : "button", { style: { "--swatch": `var(${line.tint})` }, title: line.metric, "aria-pressed": !hidden[line.name], onclick: () => { ui.hidden[this.panel.key] = { ...hidden, [line.name]: !hidden[line.name] }; this.refresh(); } }, line.name, value);
     }));
   }
 }

@@ -7,7 +7,7 @@ function filmsOf() {
   const host = h("div");
   const draw = () => host.replaceChildren(...filmOf(data.runs[ui.filmRun], runs, draw));
   draw();
-  return section("films", "Same positions", "Fixed held-out rows, answered at every evaluation: on the left before training, on the right at the chosen step. Red: what the rules do not allow. ✓: a move that the engine lists too.", host);
+  return section("films", "Same positions", "Fixed held-out rows, answered at every evaluation: on the left before training, on the right at the chosen step. Red: what the rules do not allow. ✓: a move that the engine lists too. Evaluations are in pawns, as the side to move sees them.", host);
 }
 
 function filmOf(run, runs, draw) {

@@ -22,7 +22,7 @@ function positionsOf() {
   const host = h("div");
   const draw = () => host.replaceChildren(...galleryOf(data.runs[ui.run], runs, draw));
   draw();
-  return section("positions", "Positions", "What the model answered while it trained, beside the truth. Bars: the parts of this answer's reward; the thin mark is the average of that step.", host);
+  return section("positions", "Positions", "What the model answered while it trained, beside the truth. Evaluations are in pawns, as the side to move sees them. Bars: the parts of this answer's reward; the thin mark is the average of that step.", host);
 }
 
 function galleryOf(run, runs, draw) {
