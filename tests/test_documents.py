@@ -33,7 +33,8 @@ from rookworld.pretrain.sources import pick_tokenizer
 from rookworld.runtime.errors import ConfigError, DataError, ModelError
 from rookworld.runtime.run_folder import read_lines
 from rookworld.tasks.policy import POLICY
-from rookworld.tasks.task import EnvironmentRow, PolicyRow, Row
+from rookworld.tasks.registry import task_of, task_of_text
+from rookworld.tasks.task import EnvironmentRow, PolicyRow, Row, Style
 
 TINY = PretrainSettings.of(
     **PRETRAIN_PRESETS["rookworld-lm"] | {
@@ -333,3 +334,53 @@ def test_hugging_face_loads_what_is_saved(tmp_path: Path, line: Documents) -> No
     ids = torch.tensor([[5, 6, 7]])
     ours = load_model(final)
     torch.testing.assert_close(theirs(ids).logits, ours.logits(ours(ids)), rtol=1e-4, atol=1e-5)
+
+
+# --- the weight of prompts ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("style", ["padded", "compact"])
+def test_an_answer_begins_behind_its_prompt(rows: list[Row], style: Style) -> None:
+    for row in rows[::10]:
+        task, text = task_of(row), row_text(row, style)
+        assert text[: task.answer_at(text)] == task.prompt(row, style)
+    for text in ("", "P: x", "A: x+y", "+", "no row at all"):
+        assert task_of_text(text).answer_at(text) == 0
+
+
+@pytest.mark.parametrize("name", ["chess", "gpt2"])
+def test_tokens_of_answers_are_known_after_shuffling(file: Path, name: str) -> None:
+    tokenizer = pick_tokenizer(name)
+    line = load_documents([str(file)], tokenizer, seed=3, with_answers=True)
+    assert line.answers is not None
+    assert np.array_equal(line.tokens, load_documents([str(file)], tokenizer, seed=3).tokens)
+    starts = [*np.flatnonzero(line.tokens == tokenizer.eos), len(line.tokens)]
+    for start, stop in zip(starts[:-1:20], starts[1::20], strict=False):
+        inside, marked = line.tokens[start:stop], line.answers[start:stop]
+        assert marked[0]  # the end token before a document ends an answer
+        prompt = tokenizer.decode(inside[1:][~marked[1:]].tolist())
+        assert prompt.endswith("M:") or prompt.count("+") == 3
+        assert marked[1:].tolist() == sorted(marked[1:].tolist())
+
+
+def test_prompts_count_as_much_as_is_asked(file: Path) -> None:
+    line = load_documents([str(file)], pick_tokenizer("chess"), seed=0, with_answers=True)
+    plain = windows(replace(line, answers=None), TINY)
+    for share in (1.0, 0.25):
+        settings = replace(TINY, prompt_weight=share)
+        weighed = windows(line, settings)
+        chosen = torch.arange(3)
+        weights, tokens = weighed.weights(chosen), weighed.at(chosen)
+        assert weights is not None and set(weights.flatten().tolist()) == {share, 1.0}
+        logits = weighed.model.logits(weighed.model(tokens[:, :-1]))
+        each = -logits.log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
+        found = corpus.window_loss(weighed.model, tokens, weights)
+        torch.testing.assert_close(found, (each * weights).sum(), rtol=1e-5, atol=1e-4)
+        counts = [float(weight) for _, (weight, *_) in weighed.losses(1)]
+        assert (sum(counts) == 8 * 64) == (share == 1)
+    assert plain.weights(torch.arange(3)) is None
+
+
+def test_prompts_of_rows_have_no_weight_to_set() -> None:
+    with pytest.raises(ConfigError, match=r"--prompt-weight 0\.1 without --documents"):
+        PretrainSettings(prompt_weight=0.1)

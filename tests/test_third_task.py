@@ -184,7 +184,7 @@ def test_it_is_trained_evaluated_and_shown(
     assert "V/format" in capsys.readouterr().out
 
     page = page_data([run])
-    assert "Parts of V" in {panel["title"] for panel in page["panels"]}
+    assert "Parts: value" in {panel["title"] for panel in page["panels"]}
     assert page["metrics"]["reward/V/accuracy"]["label"] == "V accuracy"
     cards = [card for card in page["runs"][0]["gallery"] if card["task"] == "V"]
     assert cards and cards[0]["title"] == "Value" and "<svg" in cards[0]["boards"][0]

@@ -75,7 +75,11 @@ def read_data(
     if settings.documents:
         with bar("documents encoded") as progress:
             documents = load_documents(
-                settings.data, tokenizer, settings.seed, lambda count: progress.update(count, count)
+                settings.data,
+                tokenizer,
+                settings.seed,
+                lambda count: progress.update(count, count),
+                with_answers=settings.prompt_weight != 1,
             )
         say(documents.summary())
         return documents

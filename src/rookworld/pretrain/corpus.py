@@ -115,10 +115,13 @@ class Windows:
             )
         # torch can hardly index uint16: the same bits as int16 are gathered, then read as they are
         self.tokens = torch.from_numpy(documents.tokens.view(np.int16)).to(device)
+        self.answers: Tensor | None = None
+        if documents.answers is not None:
+            self.answers = torch.from_numpy(documents.answers).to(device)
         self.model, self.settings, self.device = model, settings, device
         self.per_step = settings.rows_on(device.type)
         self.tokens_per_step = self.per_step * self.length
-        self.loss: Callable[[GPT2, Tensor], Tensor] = window_loss
+        self.loss: Callable[[GPT2, Tensor, Tensor | None], Tensor] = window_loss
         if compiles(settings, device):
             self.loss = torch.compile(window_loss, dynamic=False)
 
@@ -128,15 +131,28 @@ class Windows:
         most = max(1, self.settings.micro_tokens // self.length)
         none = torch.zeros((), device=self.device)
         for start in range(0, len(mine), most):
-            tokens = self.at(to_device(mine[start : start + most], self.device))
+            some = to_device(mine[start : start + most], self.device)
+            tokens, weights = self.at(some), self.weights(some)
             with autocast_for(self.settings.machine.dtype, self.device):
-                loss = self.loss(self.model, tokens)
-            yield loss, [none + tokens[:, 1:].numel(), none, none]
+                loss = self.loss(self.model, tokens, weights)
+            count = tokens[:, 1:].numel() if weights is None else weights.sum()
+            yield loss, [none + count, none, none]
 
     def at(self, windows: Tensor) -> Tensor:
         """[windows, length + 1] the tokens of each, and the first of the next."""
+        return self.tokens[self.places(windows)].long() & 0xFFFF
+
+    def weights(self, windows: Tensor) -> Tensor | None:
+        """[windows, length] what the loss on each token but the first counts; None: all alike."""
+        if self.answers is None:
+            return None
+        return torch.where(
+            self.answers[self.places(windows)[:, 1:]], 1.0, self.settings.prompt_weight
+        )
+
+    def places(self, windows: Tensor) -> Tensor:
         inside = torch.arange(self.length + 1, device=self.device)
-        return self.tokens[windows[:, None] * self.length + inside].long() & 0xFFFF
+        return windows[:, None] * self.length + inside
 
     def metrics(self, sums: Tensor) -> dict[str, Tensor]:
         return {}
@@ -146,12 +162,18 @@ def compiles(settings: PretrainSettings, device: torch.device) -> bool:
     return device.type == "cuda" if settings.compile is None else settings.compile
 
 
-def window_loss(model: GPT2, tokens: Tensor) -> Tensor:
-    """Negative log-likelihood of every token of the windows [windows, length + 1] but the first."""
+def window_loss(model: GPT2, tokens: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Negative log-likelihood of every token of the windows [windows, length + 1] but the first.
+
+    `weights` [windows, length] says what each counts.
+    """
     hidden, targets = model(tokens[:, :-1]), tokens[:, 1:]
     vocabulary = model.config.vocab_size
     weight = F.pad(model.lm_head.weight, (0, 0, 0, -vocabulary % ALIGNED))
     scores = F.linear(hidden, weight).float()
     unused = torch.arange(len(weight), device=scores.device) >= vocabulary
     scores = scores.masked_fill(unused, -torch.inf)
-    return F.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="sum")
+    if weights is None:
+        return F.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="sum")
+    each = F.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="none")
+    return (each * weights.flatten()).sum()

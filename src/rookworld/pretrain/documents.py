@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, islice
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from rookworld.data.documents import read_documents
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.runtime.errors import ConfigError, DataError
+from rookworld.tasks.registry import task_of_text
 
 CHUNK = 20_000
 """Documents encoded at a time, on every core."""
@@ -29,6 +31,8 @@ class Documents:
 
     tokens: NDArray[np.uint16]
     count: int
+    answers: NDArray[np.bool_] | None = None
+    """Which tokens are of an answer, end tokens among them; None: nobody asked."""
 
     def summary(self) -> str:
         """One line for a log."""
@@ -40,49 +44,79 @@ def load_documents(
     tokenizer: Tokenizer,
     seed: int,
     progress: Callable[[int], None] = lambda count: None,
+    *,
+    with_answers: bool = False,
 ) -> Documents:
     """The documents of all sources, shuffled; `progress` is told how many are encoded."""
     if tokenizer.vocab_size > 2**16:
         raise ConfigError(
             f"a vocabulary of {tokenizer.vocab_size} tokens: {2**16} is the most that is read"
         )
-    tokens: list[NDArray[np.uint16]] = []
-    lengths: list[NDArray[np.int64]] = []
+    chunks: list[Chunk] = []
     count = 0
     texts = chain.from_iterable(read_documents(source, tokenizer.style) for source in sources)
-    for some, long in encoded(texts, tokenizer):
-        tokens.append(some)
-        lengths.append(long)
-        progress(count := count + len(long))
+    for some in encoded(texts, tokenizer, with_answers=with_answers):
+        chunks.append(some)
+        progress(count := count + len(some.lengths))
     if not count:
         raise DataError(f"{', '.join(sources)}: no documents in it")
-    line = np.concatenate(tokens)
-    tokens.clear()
-    return Documents(shuffled(line, np.concatenate(lengths), seed), count)
+    lengths = np.concatenate([some.lengths for some in chunks])
+    tokens = np.concatenate([some.tokens for some in chunks])
+    answers = np.concatenate([some.answers for some in chunks])
+    chunks.clear()
+    return Documents(
+        shuffled(tokens, lengths, seed),
+        count,
+        shuffled(answers, lengths, seed) if with_answers else None,
+    )
 
 
-def encoded(
-    texts: Iterable[str], tokenizer: Tokenizer
-) -> Iterator[tuple[NDArray[np.uint16], NDArray[np.int64]]]:
-    """Tokens of a chunk of documents, end to end, and the length of each."""
+class Chunk(NamedTuple):
+    """Some documents end to end."""
+
+    tokens: NDArray[np.uint16]
+    answers: NDArray[np.bool_]
+    """Which tokens are of an answer; empty where nobody asked."""
+    lengths: NDArray[np.int64]
+    """Of each document, the end token before it included."""
+
+
+def encoded(texts: Iterable[str], tokenizer: Tokenizer, *, with_answers: bool) -> Iterator[Chunk]:
+    """Documents, a chunk at a time."""
+
     left = iter(texts)
     chunks = iter(lambda: list(islice(left, CHUNK)), [])
     with ThreadPoolExecutor(1) as pool:
         # the next chunk is encoded, outside of Python, while this one's numbers are taken over
-        coming = [pool.submit(tokenizer.encode_batch, chunk) for chunk in islice(chunks, 1)]
+        coming = [(some, pool.submit(tokenizer.encode_batch, some)) for some in islice(chunks, 1)]
         while coming:
-            ready = coming.pop().result()
-            coming += [pool.submit(tokenizer.encode_batch, chunk) for chunk in islice(chunks, 1)]
+            [(some, future)] = coming
+            ready = future.result()
+            coming = [(one, pool.submit(tokenizer.encode_batch, one)) for one in islice(chunks, 1)]
             lengths = np.array([len(ids) + 1 for ids in ready], dtype=np.int64)
             ends = ([tokenizer.eos, *ids] for ids in ready)
             tokens = np.fromiter(chain.from_iterable(ends), np.uint16, int(lengths.sum()))
-            yield tokens, lengths
+            asked = in_answers(some, tokenizer, lengths) if with_answers else np.empty(0, np.bool_)
+            yield Chunk(tokens, asked, lengths)
 
 
-def shuffled(
-    tokens: NDArray[np.uint16], lengths: NDArray[np.int64], seed: int
-) -> NDArray[np.uint16]:
-    """The documents of `tokens`, end to end in an order of the seed."""
+def in_answers(
+    texts: Sequence[str], tokenizer: Tokenizer, lengths: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """[tokens] whether each is of an answer; the end token before a document ends one."""
+    prompts = [text[: task_of_text(text).answer_at(text)] for text in texts]
+    # a prompt's tokens are the first of its document's
+    asked = np.array([len(ids) for ids in tokenizer.encode_batch(prompts)], dtype=np.int64)
+    place = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    found: NDArray[np.bool_] = (place == 0) | (place > np.repeat(asked, lengths))
+    return found
+
+
+Number = TypeVar("Number", bound=np.generic)
+
+
+def shuffled(tokens: NDArray[Number], lengths: NDArray[np.int64], seed: int) -> NDArray[Number]:
+    """What is said of each token of the documents, these end to end in an order of the seed."""
     order = np.random.default_rng((seed, len(lengths))).permutation(len(lengths))
     starts = np.cumsum(lengths) - lengths
     mixed = np.empty_like(tokens)

@@ -31,6 +31,9 @@ class PretrainSettings(Composed):
     documents: bool = False
     """Train on texts as they are, end to end in windows of --n-positions tokens with the end token
     before each text and the loss on every token; not on the answers of rows alone."""
+    prompt_weight: Share = 1.0
+    """With --documents: weight of a prompt's tokens in the loss. Lower it for a small model, which
+    would spend itself on guessing positions; 1 is how public models were trained."""
     n_layer: Count = 6
     """Layers."""
     n_embd: Count = 320
@@ -111,6 +114,11 @@ class PretrainSettings(Composed):
         require(
             self.n_embd % self.n_head == 0,
             f"--n-embd {self.n_embd} is not a multiple of --n-head {self.n_head}",
+        )
+        require(
+            self.documents or self.prompt_weight == 1,
+            f"--prompt-weight {self.prompt_weight} without --documents: of rows only the answers "
+            "are learnt anyway",
         )
 
     def rows_on(self, device: str) -> int:

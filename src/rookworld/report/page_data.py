@@ -10,12 +10,12 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rookworld import __version__
 from rookworld.grpo.decisions import ENTROPY_FLOOR
 from rookworld.report.analysis import Analysis, analyze
 from rookworld.report.gallery import MOST_CARDS, films, gallery, parts_over_training
@@ -188,7 +188,7 @@ def page_data(paths: Sequence[Path], *, live: bool = False) -> Record:
     runs = [read_run(folder) for folder in folders[:MOST_RUNS]]
     cards = MOST_CARDS if len(runs) <= 1 else MOST_CARDS // 2
     return {
-        "version": version("rookworld"),
+        "version": __version__,
         "live": live,
         "notes": notes,
         "metrics": metric_texts(runs),

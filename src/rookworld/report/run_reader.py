@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rookworld import __version__
 from rookworld.runtime.errors import RookworldError
 from rookworld.runtime.run_folder import PAIRED, STREAMS, read_json, read_lines
 
@@ -113,7 +113,7 @@ def read_run(folder: Path) -> RunRecord:
         notes = ["the run is empty: nothing has been logged yet"]
     elif not streams["metrics.jsonl"]:
         notes.append("no steps have been logged yet")
-    written, here = origin.get("version"), version("rookworld")
+    written, here = origin.get("version"), __version__
     if origin and written != here:
         notes.append(f"written by version {written}, read by {here}: what it lacks is left out")
     return RunRecord(

@@ -254,6 +254,11 @@ class EnvironmentTask(Task[EnvironmentRow, EnvironmentAnswer]):
         head, *fields = strip_end(text.strip()).removeprefix(f"{self.letter}:").split("+")
         return read_fen(head) if len(fields) == 6 else None
 
+    def answer_at(self, text: str) -> int:
+        """Behind the `+` that follows the history."""
+        prompt, fields = text.split("+", 3)[:3], text.count("+")
+        return sum(map(len, prompt)) + 3 if fields >= 3 else 0
+
     def malformed(self, rules: RewardRules) -> float:
         """Reward of an answer that cannot be read."""
         return rules.a_malformed

@@ -238,6 +238,10 @@ class PolicyTask(Task[PolicyRow, PolicyAnswer]):
             return None
         return read_fen(head.removeprefix(f"{self.letter}:"))
 
+    def answer_at(self, text: str) -> int:
+        """Behind `M:`."""
+        return text.find("M:") + 2 if "M:" in text else 0
+
     def row_from_record(self, record: Mapping[str, Any]) -> PolicyRow:
         """The row of a file's columns; a file may lack the depth."""
         row = super().row_from_record({**record, "depth": record.get("depth") or 0})
