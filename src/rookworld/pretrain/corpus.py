@@ -1,4 +1,4 @@
-"""What a step of supervised training is made of: passes over rows, or over windows of documents.
+"""What a step of supervised training is made of: passes over rows, or over documents.
 
 Laws: a pass's loss is a sum, and what it is to be divided by is counted beside it, so that neither
 passes nor ranks change a step; which rows or windows a step takes is a function of (seed, step).
@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rookworld.model.gpt2 import GPT2
@@ -59,7 +60,8 @@ def place(
 ) -> Corpus:
     """Rows with their shares, or documents, on the device."""
     if isinstance(data, Documents):
-        return Windows(data, model, settings, device)
+        kind = Apart if settings.apart else Windows
+        return kind(data, model, settings, device)
     return Answers(data, model, tokenizer, settings, device)
 
 
@@ -156,6 +158,66 @@ class Windows:
 
     def metrics(self, sums: Tensor) -> dict[str, Tensor]:
         return {}
+
+
+class Apart:
+    """Documents one by one, each from position 0, as a prompt will stand when it is asked."""
+
+    tokens_per_step = 0
+
+    def __init__(
+        self, documents: Documents, model: GPT2, settings: PretrainSettings, device: torch.device
+    ) -> None:
+        ends = np.append(np.flatnonzero(documents.starts), len(documents.tokens))
+        # the end token before a document is left out; the one behind it is its last target
+        self.first, self.lengths = ends[:-1] + 1, np.diff(ends)
+        longest = int(self.lengths.max())
+        if longest > model.config.n_positions:
+            raise ConfigError(
+                f"a document of {longest} tokens does not fit --n-positions "
+                f"{model.config.n_positions}"
+            )
+        self.documents, self.model, self.settings, self.device = documents, model, settings, device
+
+    def losses(self, step: int) -> Iterator[tuple[Tensor, list[Tensor]]]:
+        per_step = self.settings.rows_on(self.device.type)
+        picked = rows_of_step(len(self.first), per_step, step, self.settings.seed)
+        mine = picked[distributed.rank() :: distributed.world_size()]
+        mine = mine[np.argsort(self.lengths[mine], kind="stable")]
+        none = torch.zeros((), device=self.device)
+        for some in cut_by_tokens(mine, self.lengths, self.settings.micro_tokens):
+            tokens, weights = (to_device(array, self.device) for array in self.padded(some))
+            with autocast_for(self.settings.machine.dtype, self.device):
+                loss = window_loss(self.model, tokens, weights)
+            yield loss, [none + weights.sum(), none, none]
+
+    def padded(self, some: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """[documents, longest] their tokens, then end tokens; what each but the first counts."""
+        inside = np.arange(self.lengths[some].max())
+        places = np.minimum(self.first[some, None] + inside, len(self.documents.tokens) - 1)
+        behind = inside >= self.lengths[some, None] - 1
+        tokens = self.documents.tokens[places].astype(np.int64)
+        tokens[behind] = self.documents.tokens[0]
+        weights = np.ones(tokens.shape, dtype=np.float32)
+        if self.documents.answers is not None:
+            asked = ~self.documents.answers[places] & ~behind
+            weights[asked] = self.settings.prompt_weight
+        weights[inside >= self.lengths[some, None]] = 0.0
+        return tokens, weights[:, 1:]
+
+    def metrics(self, sums: Tensor) -> dict[str, Tensor]:
+        return {}
+
+
+def cut_by_tokens(
+    rows: NDArray[np.int64], lengths: NDArray[np.int64], most: int
+) -> Iterator[NDArray[np.int64]]:
+    """Rows sorted by length in passes of at most so many tokens, padding counted."""
+    start = 0
+    for end in range(1, len(rows) + 1):
+        if end == len(rows) or (end + 1 - start) * lengths[rows[end]] > most:
+            yield rows[start:end]
+            start = end
 
 
 def compiles(settings: PretrainSettings, device: torch.device) -> bool:

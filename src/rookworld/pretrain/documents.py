@@ -34,6 +34,12 @@ class Documents:
     answers: NDArray[np.bool_] | None = None
     """Which tokens are of an answer, end tokens among them; None: nobody asked."""
 
+    @property
+    def starts(self) -> NDArray[np.bool_]:
+        """Which tokens are the end token before a document."""
+        found: NDArray[np.bool_] = self.tokens == self.tokens[0]
+        return found
+
     def summary(self) -> str:
         """One line for a log."""
         return f"{self.count:,} documents, {len(self.tokens):,} tokens"

@@ -34,12 +34,18 @@ class PretrainSettings(Composed):
     prompt_weight: Share = 1.0
     """With --documents: weight of a prompt's tokens in the loss. Lower it for a small model, which
     would spend itself on guessing positions; 1 is how public models were trained."""
+    apart: bool = False
+    """With --documents: each text alone from position 0, padded to the longest beside it, instead
+    of end to end. A small model learns a board sooner when its squares keep their places."""
     n_layer: Count = 6
-    """Layers."""
+    """Layers; fewer than --model has: its first ones and its last are kept."""
     n_embd: Count = 320
     """Width."""
     n_head: Count = 10
     """Attention heads."""
+    n_inner: Count | None = None
+    """Width of the inner layers, four times --n-embd by default; narrower than --model's: the units
+    with the largest weights are kept."""
     n_positions: Count = 192
     """Longest row, in tokens."""
     steps: Count = 12_000
@@ -120,6 +126,8 @@ class PretrainSettings(Composed):
             f"--prompt-weight {self.prompt_weight} without --documents: of rows only the answers "
             "are learnt anyway",
         )
+
+        require(self.documents or not self.apart, "--apart without --documents: rows stand apart")
 
     def rows_on(self, device: str) -> int:
         """Rows a step on this kind of device."""

@@ -31,6 +31,7 @@ from rookworld.model.lifecycle import (
     save_run,
 )
 from rookworld.model.optim import build_optimizers
+from rookworld.model.prune import cut_down
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.pretrain.corpus import Corpus, place
@@ -110,7 +111,7 @@ def pretrain(
 
 def new_state(settings: PretrainSettings, tokenizer: Tokenizer, device: torch.device) -> State:
     if settings.model is not None:
-        model = load_model(settings.model, device)
+        model = smaller(load_model(settings.model, device), settings)
     else:
         shape = GPT2Config(
             vocab_size=tokenizer.vocab_size,
@@ -118,13 +119,25 @@ def new_state(settings: PretrainSettings, tokenizer: Tokenizer, device: torch.de
             n_embd=settings.n_embd,
             n_layer=settings.n_layer,
             n_head=settings.n_head,
+            n_inner=settings.n_inner,
         )
         model = GPT2(shape).init_weights(settings.seed).to(device)
     return State(model, tokenizer, make_optimizers(model, settings))
 
 
+def smaller(model: GPT2, settings: PretrainSettings) -> GPT2:
+    """The model that --model names, cut down to the shape asked for if that is smaller."""
+    asked = (
+        settings.n_layer != PretrainSettings().n_layer and settings.n_layer < model.config.n_layer
+    )
+    if not asked and settings.n_inner in (None, model.config.inner):
+        return model
+    layers = settings.n_layer if asked else model.config.n_layer
+    return cut_down(model, layers, settings.n_inner)
+
+
 def as_started(settings: PretrainSettings, model: GPT2, tokenizer: Tokenizer) -> PretrainSettings:
-    """The settings with the shape and tokenizer that --model brings; others asked for are refused.
+    """The settings with the shape and tokenizer that --model brings; larger ones are refused.
 
     What has its default was not asked for.
     """
