@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
-from rookworld.model.gpt2 import GPT2, GPT2Config
+from rookworld.model.gpt2 import GPT2, Block, GPT2Config
 from rookworld.model.prune import cut_down, largest_units
 from rookworld.model.weights import load_model
 from rookworld.pretrain import trainer
@@ -100,6 +101,10 @@ def large() -> GPT2:
     return GPT2(shape).init_weights(1)
 
 
+def block(model: GPT2, number: int) -> Block:
+    return cast(Block, model.h[number])
+
+
 def test_cut_to_its_own_shape_a_model_is_itself(large: GPT2) -> None:
     same = cut_down(large, 4, 64)
     ids = torch.arange(8)[None]
@@ -108,15 +113,17 @@ def test_cut_to_its_own_shape_a_model_is_itself(large: GPT2) -> None:
 
 def test_first_layers_and_the_last_are_kept_with_their_largest_units(large: GPT2) -> None:
     with torch.no_grad():
-        large.h[3].mlp.c_fc.weight[5] *= 100
-        large.h[3].mlp.c_proj.weight[:, 9] *= 100
+        block(large, 3).mlp.c_fc.weight[5] *= 100
+        block(large, 3).mlp.c_proj.weight[:, 9] *= 100
     small = cut_down(large, 3, 2)
     assert (small.config.n_layer, small.config.inner) == (3, 2)
-    assert torch.equal(small.h[2].attn.c_attn.weight, large.h[3].attn.c_attn.weight)
-    assert torch.equal(small.h[1].ln_2.weight, large.h[1].ln_2.weight)
-    assert torch.equal(small.h[2].mlp.c_fc.weight, large.h[3].mlp.c_fc.weight[[5, 9]])
-    assert torch.equal(small.h[2].mlp.c_proj.weight, large.h[3].mlp.c_proj.weight[:, [5, 9]])
-    assert largest_units(large.h[3].mlp, 2).tolist() == [5, 9]
+    assert torch.equal(block(small, 2).attn.c_attn.weight, block(large, 3).attn.c_attn.weight)
+    assert torch.equal(block(small, 1).ln_2.weight, block(large, 1).ln_2.weight)
+    assert torch.equal(block(small, 2).mlp.c_fc.weight, block(large, 3).mlp.c_fc.weight[[5, 9]])
+    assert torch.equal(
+        block(small, 2).mlp.c_proj.weight, block(large, 3).mlp.c_proj.weight[:, [5, 9]]
+    )
+    assert largest_units(block(large, 3).mlp, 2).tolist() == [5, 9]
     assert torch.equal(small.lm_head.weight, large.wte.weight)
     with pytest.raises(ConfigError, match="cannot be cut down to 5 layers and 64"):
         cut_down(large, 5, None)

@@ -100,6 +100,7 @@ def test_every_training_preset_loads_and_flags_win_over_it(preset: str) -> None:
         ("--preset=stable", "cpu", False),
         ("--config configs/h200.toml", "cpu", False),
         ("--model runs/a/final", "cpu", False),
+        ("--model nano", "cpu", False),
         ("--backend trl", "cpu", False),
     ],
 )

@@ -57,9 +57,8 @@ def usual(args: Sequence[str]) -> Sequence[str]:
     settings = read_settings(args, COMMAND)
     from rookworld.runtime.distributed import pick_device
 
-    asked = any(take_option(args, name)[0] is not None for name in ("preset", "config"))
-    other = settings.model != TrainSettings().model or settings.backend == "trl"
-    if asked or other or pick_device(settings.compute.device) != "cpu":
+    asked = any(take_option(args, name)[0] is not None for name in ("preset", "config", "model"))
+    if asked or settings.backend == "trl" or pick_device(settings.compute.device) != "cpu":
         return args
     say("no GPU: taking --preset demo (the bare defaults: --preset plain)")
     return ["--preset", "demo", *args]

@@ -117,7 +117,8 @@ def show_change(folder: Path) -> None:
     found = analyze(read_run(folder))
     if found.paired:
         show(changes_table(found, headlines=True))
-        show(Text(found.verdict))
+        for line in (found.start, found.verdict):
+            show(Text(line))
 
 
 def samples_table(step: int, groups: Sequence[Group]) -> Table:

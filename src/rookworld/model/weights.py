@@ -23,9 +23,9 @@ from torch import Tensor
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.runtime.atomic_files import atomic_folder
+from rookworld.runtime.embedded import EMBEDDED_MODELS
 from rookworld.runtime.errors import ModelError
 
-EMBEDDED = ("nano",)
 """Models that are part of this package, by name."""
 
 CONFIG = "config.json"
@@ -58,7 +58,7 @@ class _Stored(NamedTuple):
 
 def resolve_folder(source: str | Path) -> Path:
     """The folder of an embedded name, a folder, or a hub id (downloaded, or the cached copy)."""
-    if source in EMBEDDED:
+    if source in EMBEDDED_MODELS:
         folder = _ASSETS / str(source)
         if not (folder / CONFIG).is_file():
             raise ModelError(

@@ -19,6 +19,7 @@ from rookworld.evaluation.statistics import moving_mean, slope
 from rookworld.grpo.decisions import ENTROPY_FLOOR
 from rookworld.report.run_reader import Record, RunRecord, Values, number
 from rookworld.report.verdict import verdict_of
+from rookworld.runtime.embedded import start_of
 from rookworld.runtime.metric_info import HELD_OUT_REWARDS
 from rookworld.runtime.run_folder import finite
 from rookworld.tasks.registry import TASKS
@@ -153,8 +154,10 @@ class Analysis:
     """First and last evaluation: metric → value, n, low, high."""
     paired: Record = field(default_factory=dict)
     """What changed between them: metric → difference, low, high, p, n, paired row by row."""
+    start: str = ""
+    """What the model before was, if it is an embedded one that was taught wrongly."""
     verdict: str = ""
-    """The same in a sentence."""
+    """What changed in a sentence."""
     held_out: str | None = None
     best_step: int | None = None
     best_reward: float | None = None
@@ -202,6 +205,7 @@ def analyze(run: RunRecord) -> Analysis:
         before=before,
         after=after,
         paired=run.paired,
+        start=start_of(run.config.get("model")),
         verdict=verdict_of(before, after, run.paired),
         held_out=held_out,
         best_step=best_step,

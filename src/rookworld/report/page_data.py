@@ -231,6 +231,7 @@ def run_data(run: RunRecord, cards: int) -> Record:
         "evals": eval_data(run.evals),
         "held_out": held_out_rows(found),
         "headline": found.held_out,
+        "start": found.start,
         "verdict": found.verdict,
         "paired": bool(found.paired),
         "config": run.config,

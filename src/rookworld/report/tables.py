@@ -48,8 +48,7 @@ def _details(one: Analysis) -> list[RenderableType]:
     parts: list[RenderableType] = [Text(f"{one.name}: {one.state}, {one.steps}{of} steps")]
     if one.before:
         parts.append(changes_table(one))
-    if one.verdict:
-        parts.append(Text(one.verdict))
+    parts += [Text(line) for line in (one.start, one.verdict) if line]
     if one.trends:
         parts.append(_trend_table(one.trends))
     if known := facts(one):

@@ -207,7 +207,7 @@ class TrainSettings(Composed):
     """GRPO on analysis (P:) and environment (A:) prompts; see docs/training.md."""
 
     model: str = "nano"
-    """`nano` (embedded), a model folder, or a hub id such as jrahn/RookWorld-LM-124M."""
+    """`nano` or `apprentice` (embedded), a folder, or a hub id: jrahn/RookWorld-LM-124M."""
     data: tuple[str, ...] = ("embedded:train",)
     """Rows to take prompts from: `embedded:train`, files (Parquet, JSONL, text), or hub ids."""
     out: Path = Path("runs/train")

@@ -32,6 +32,7 @@ function summaryOf() {
   const wanted = [run.headline, "P/best", "P/legal", "A/exact", "mate1/accuracy"];
   const rows = wanted.map((name) => run.held_out.find((row) => row.name === name)).filter(Boolean).slice(0, 4);
   return h("div", { id: "summary" },
+    run.start ? h("p.verdict.faint", {}, run.start) : null,
     run.verdict ? h("p.verdict", {}, verdictText(run.verdict)) : null,
     rows.length ? h("div.tiles", {}, rows.map(tile)) : null,
     Object.keys(run.facts).length ? h("dl.facts", {}, Object.entries(run.facts).map(([k, v]) => h("div", {}, h("dt", {}, k), h("dd", {}, v)))) : null);
