@@ -17,6 +17,11 @@ if not torch.cuda.is_available():
     # Kernels are interpreted then. Read when Triton is imported, which nobody has done yet.
     os.environ["TRITON_INTERPRET"] = "1"
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers share the cores. Two that each spin on both of them take twice as long as one.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+
 
 @pytest.fixture
 def single_thread() -> Iterator[None]:

@@ -33,6 +33,7 @@ from rookworld.rl.settings import MICRO_TOKENS, TrainSettings
 from rookworld.rl.update import Gradient
 from rookworld.rollout.prompts import Prompts
 from rookworld.rollout.types import Group, ListedMoveValues, Prompt, TokenValues
+from rookworld.runtime.errors import ConfigError
 from rookworld.tasks.reward import RunningNorm
 from rookworld.tasks.task import Verdict
 from tiny_training import relative, tiny_rows, tiny_settings, tiny_tokenizer
@@ -664,3 +665,160 @@ def test_the_reference_may_live_elsewhere(
     there = forward.reference_pass(batch, elsewhere, settings)
     assert there.device.type == "meta" and len(there) == len(batch.targets)
     assert batch.to(batch.ids.device) is batch
+
+
+# --- every loss with every credit -----------------------------------------------------------------
+
+REFUSED = {(loss, "choices") for loss in ("grpo", "dr_grpo", "gspo")}
+"""Choices are averaged over all tokens of a step."""
+
+
+@pytest.mark.parametrize("credit_by", ["answer", "fields", "outlook", "choices", "gae"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_loss_with_every_credit_has_the_slope_of_its_definition(
+    learner: Learner, groups: list[Group], tmp_path: Path, loss: str, credit_by: str
+) -> None:
+    """Finite differences of the formulas, each answer behind a prompt of its own."""
+    changes: dict[str, Any] = {"credit": credit_by}
+    if credit_by == "gae":
+        changes = {"gae": True, "gamma": 0.9}
+    if (loss, credit_by) in REFUSED:
+        with pytest.raises(ConfigError, match=f"--credit choices with --loss {loss}: .*; take"):
+            settings_of(tmp_path, loss=loss, **changes)
+        return
+    settings = settings_of(tmp_path, loss=loss, clip_range=0.4, advantage_clip=0.0, **changes)
+    settings = settings.but(entropy_coef=0.0)
+    _, _, micros = computed(groups, learner, settings)
+    for parameter in learner.parameters():
+        parameter.grad = None
+    totals = update.step_totals(micros, longest=20)
+    assert totals is not None
+    alone = replace(learner, value_head=None)
+    update.gradient(micros, alone, totals, settings, update.Coefs(0.0, 0.0), StepScratch())
+    generator = torch.Generator().manual_seed(5)
+    weights = list(learner.model.parameters())
+    away = [torch.randn(one.shape, generator=generator).double() for one in weights]
+    slope = sum(
+        float((one.grad * d).sum())
+        for one, d in zip(weights, away, strict=True)
+        if one.grad is not None
+    )
+    paid = paid_by_definition(groups, learner, settings)
+    assert any(len(set(p.tolist())) > 1 for p in paid.values()) == (credit_by != "answer")
+    now = answer_logp(groups, learner, settings)
+    found = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            for one, d in zip(weights, away, strict=True):
+                one.add_(sign * 1e-6 * d)
+            found.append(by_definition(groups, learner, settings, paid, now))
+            for one, d in zip(weights, away, strict=True):
+                one.sub_(sign * 1e-6 * d)
+    assert slope == pytest.approx((found[0] - found[1]) / 2e-6, rel=1e-4, abs=1e-6)
+
+
+Answer = tuple[int, int]
+"""A group's number, and an answer's in it."""
+
+
+def answer_logp(
+    groups: Sequence[Group], learner: Learner, settings: TrainSettings
+) -> dict[Answer, Tensor]:
+    """log π of each answer's tokens."""
+    with torch.no_grad():
+        return {
+            (g, i): plain_pass(group, i, learner, settings)[0]
+            for g, group in enumerate(groups)
+            for i in range(K)
+        }
+
+
+def paid_by_definition(
+    groups: Sequence[Group], learner: Learner, settings: TrainSettings
+) -> dict[Answer, Tensor]:
+    """The advantage of each token, one loop inside the other, divided by the step's deviation."""
+    rewards = torch.tensor([group.rewards for group in groups], dtype=torch.float64)
+    centred = rewards - rewards.mean(1, keepdim=True)
+    rules, floor = settings.advantages, settings.advantages.advantage_std_floor
+    paid: dict[Answer, Tensor] = {}
+    for g, group in enumerate(groups):
+        for i, length in enumerate(group.lengths.tolist()):
+            if rules.gae:
+                part = plain_pass(group, i, learner, settings)
+                paid[g, i] = raw_advantage(part, group, i, settings)[0].double()
+            elif rules.credit == "answer":
+                paid[g, i] = centred[g, i].expand(length).clone()
+            else:
+                paid[g, i] = torch.stack(
+                    [token_paid(group, i, t, rules.credit) for t in range(length)]
+                )
+    spread = torch.cat(list(paid.values())) if rules.gae else centred.flatten()
+    divisor = max(float(spread.std(correction=0)), floor)
+    paid = {answer: values / divisor for answer, values in paid.items()}
+    if rules.credit == "choices" and not rules.gae:
+        for g, group in enumerate(groups):
+            if (one := group.move_values) is not None:
+                for i, place in zip(one.completions, one.positions, strict=True):
+                    paid[g, i][place] = 0.0
+    return paid
+
+
+def token_paid(group: Group, i: int, token: int, credit_by: str) -> Tensor:
+    """What the token's stage pays this answer above the mean of all that came so far."""
+    values = group.token_values
+    assert values is not None
+    stage = int(values.stages[i, token])
+    begun = torch.cat(
+        [torch.zeros(K, 1, dtype=torch.float64), values.values], dim=1
+    )  # before stage 0 nothing was promised
+    rewards = torch.tensor(group.rewards, dtype=torch.float64)
+    last = begun.shape[1] - 1
+    following = rewards if credit_by == "fields" or stage == last else begun[:, stage + 1]
+    gained = following - begun[:, stage]
+    return gained[i] - gained.mean()
+
+
+def by_definition(
+    groups: Sequence[Group],
+    learner: Learner,
+    settings: TrainSettings,
+    paid: dict[Answer, Tensor],
+    now: dict[Answer, Tensor],
+) -> float:
+    """What a loss minimises: weights that it takes for constants are those of `now`."""
+    tokens, name = sum(len(one) for one in paid.values()), settings.loss.loss
+    total, answers = 0.0, len(groups) * K
+    low, high = 1 - settings.loss.clip_range, 1 + settings.loss.clip_high
+    for (g, i), logp in answer_logp(groups, learner, settings).items():
+        old, before = groups[g].logp[i, : len(logp)], now[g, i]
+        by_answer = {"grpo": answers * len(logp), "gspo": answers * len(logp)}
+        divisor = {"dr_grpo": answers * 20, **by_answer}.get(name, tokens)
+        ratio = (logp - old).exp()
+        if name == "gspo":
+            ratio = (before - old).mean().exp() * (logp - before).exp()
+        each = -torch.minimum(ratio * paid[g, i], ratio.clamp(low, high) * paid[g, i])
+        if name == "cispo":
+            each = -(before - old).exp().clamp(max=high) * paid[g, i] * logp
+        total += float(each.sum()) / divisor
+    if settings.advantages.credit == "choices" and not settings.advantages.gae:
+        total -= sum(chosen(group, learner, settings, groups) for group in groups) / tokens
+    return total
+
+
+def chosen(
+    group: Group, learner: Learner, settings: TrainSettings, groups: Sequence[Group]
+) -> float:
+    """What listed moves are worth on average over the policy, in the step's deviations."""
+    if (one := group.move_values) is None:
+        return 0.0
+    rewards = torch.tensor([group.rewards for group in groups], dtype=torch.float64)
+    spread = float((rewards - rewards.mean(1, keepdim=True)).std(correction=0))
+    table = torch.tensor(one.values, dtype=torch.float64).view(len(one.positions), -1)
+    temperature, _ = settings.sampling.of_task(group.prompt.letter)
+    total = 0.0
+    for i, place, worth in zip(one.completions, one.positions, table, strict=True):
+        ids = torch.tensor([[*group.prompt.ids, *group.tokens[i, :place].tolist()]])
+        states = learner.model(ids)[0, -1]
+        drawn = (learner.model.logits(states) / temperature).softmax(-1)
+        total += float((drawn[one.tokens] * worth).sum()) / spread
+    return total
