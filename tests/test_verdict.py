@@ -10,16 +10,17 @@ import numpy as np
 from rich.console import Console
 
 from made_runs import evaluation, made_run
+from rookworld.cli.runs import story
 from rookworld.evaluation.evaluate import Evaluation
 from rookworld.report.analysis import analyze
 from rookworld.report.page_data import page_data
 from rookworld.report.run_reader import read_run
 from rookworld.report.tables import changes_table
-from rookworld.report.verdict import verdict_of
+from rookworld.report.verdict import match_sentence, verdict_of
 from rookworld.rl.before_after import keep_difference
 from rookworld.rl.settings import TrainSettings
 from rookworld.runtime.atomic_files import write_json
-from rookworld.runtime.run_folder import PAIRED, Run, read_json
+from rookworld.runtime.run_folder import MATCH, PAIRED, Run, read_json
 
 
 def difference(value: float, half: float) -> dict[str, float]:
@@ -50,6 +51,29 @@ def test_the_sentence_by_hand() -> None:
         "Not measurably changed: best moves."
     )
     assert verdict_of(before, after, {}) == ""
+
+
+MATCHED = {
+    "model": "after",
+    "match/score": {"value": 0.75, "n": 40, "low": 0.6, "high": 0.85},
+    "match/elo": {"value": 190.8, "n": 40, "low": -70.4, "high": 301.3},
+}
+
+
+def test_games_against_the_model_before_are_told(tmp_path: Path) -> None:
+    sentence = (
+        "In 40 games against the model before: 75 % of the points [60, 85], +191 Elo [−70, +301]."
+    )
+    assert match_sentence(MATCHED) == sentence
+    assert match_sentence({}) == match_sentence({"match/score": 3, "match/elo": {}}) == ""
+    assert match_sentence({"match/score": {}, "match/elo": {}}) == ""
+    folder = with_differences(tmp_path / "run")
+    assert analyze(read_run(folder)).match == ""
+    write_json(folder / MATCH, MATCHED)
+    assert page_data([folder])["runs"][0]["match"] == sentence
+    assert story([folder])[-1] == sentence and len(story([folder])) == 2
+    (folder / MATCH).write_text("[")
+    assert analyze(read_run(folder)).match == ""
 
 
 def test_differences_of_other_evaluations_are_not_told(tmp_path: Path) -> None:

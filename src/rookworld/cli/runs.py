@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +53,8 @@ def report(args: list[str]) -> int:
     if paths:
         settings = dataclasses.replace(settings, runs=tuple(map(Path, paths)))
     if not settings.watch:
+        for sentence in story(settings.runs):
+            say(sentence)
         print(write_report(settings))
         return 0
     with serving(settings) as (address, serve):
@@ -59,6 +62,18 @@ def report(args: list[str]) -> int:
         say("following the run; Ctrl-C ends")
         serve()
     return 0
+
+
+def story(folders: Sequence[Path]) -> list[str]:
+    """What a single run began with, what it changed, and its games against the model before."""
+    from rookworld.report.analysis import analyze as analyzed
+    from rookworld.report.run_reader import find_runs, is_sweep, read_run
+
+    runs = [] if any(map(is_sweep, folders)) else find_runs(folders)
+    if len(runs) != 1:
+        return []
+    found = analyzed(read_run(runs[0]))
+    return [one for one in (found.start, found.verdict, found.match) if one]
 
 
 def sweep(args: list[str]) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 from rookworld.evaluation.statistics import moving_mean, slope
 from rookworld.grpo.decisions import ENTROPY_FLOOR
 from rookworld.report.run_reader import Record, RunRecord, Values, number
-from rookworld.report.verdict import verdict_of
+from rookworld.report.verdict import match_sentence, verdict_of
 from rookworld.runtime.embedded import start_of
 from rookworld.runtime.metric_info import HELD_OUT_REWARDS
 from rookworld.runtime.run_folder import finite
@@ -158,6 +158,8 @@ class Analysis:
     """What the model before was, if it is an embedded one that was taught wrongly."""
     verdict: str = ""
     """What changed in a sentence."""
+    match: str = ""
+    """What games against the model before say, in a sentence."""
     held_out: str | None = None
     best_step: int | None = None
     best_reward: float | None = None
@@ -207,6 +209,7 @@ def analyze(run: RunRecord) -> Analysis:
         paired=run.paired,
         start=start_of(run.config.get("model")),
         verdict=verdict_of(before, after, run.paired),
+        match=match_sentence(run.match),
         held_out=held_out,
         best_step=best_step,
         best_reward=best_reward,

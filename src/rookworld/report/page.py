@@ -25,7 +25,7 @@ from rookworld.report.run_reader import find_runs, is_sweep
 from rookworld.runtime.atomic_files import write_text
 from rookworld.runtime.config import require
 from rookworld.runtime.errors import RookworldError
-from rookworld.runtime.run_folder import PAIRED, STREAMS, finite
+from rookworld.runtime.run_folder import MATCH, PAIRED, STREAMS, finite
 
 _SCRIPTS = ("tools.js", "summary.js", "curves.js", "runs.js", "films.js", "sweep.js", "page.js")
 """Parts of one script, in its order."""
@@ -123,7 +123,7 @@ def fingerprint(folders: Sequence[Path]) -> str:
     """Changes whenever one of the files behind the page does."""
     stamps = []
     for folder in folders:
-        for name in (*STREAMS, PAIRED, "sweep.json", "DONE"):
+        for name in (*STREAMS, PAIRED, MATCH, "sweep.json", "DONE"):
             path = folder / name
             if path.exists():
                 found = path.stat()

@@ -233,6 +233,7 @@ def run_data(run: RunRecord, cards: int) -> Record:
         "headline": found.held_out,
         "start": found.start,
         "verdict": found.verdict,
+        "match": found.match,
         "paired": bool(found.paired),
         "config": run.config,
         "changed": changed_settings(run.config),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rookworld import __version__
 from rookworld.runtime.errors import RookworldError
-from rookworld.runtime.run_folder import PAIRED, STREAMS, read_json, read_lines
+from rookworld.runtime.run_folder import MATCH, PAIRED, STREAMS, read_json, read_lines
 
 Values = NDArray[np.float64]
 Record = dict[str, Any]
@@ -42,6 +42,8 @@ class RunRecord:
     probes: list[Record]
     paired: Record
     """Metric -> paired difference of the last evaluation to the first; empty if not of these."""
+    match: Record
+    """Metric -> value of games against the model before; empty if none were played."""
     done: bool
     notes: tuple[str, ...]
     """One line for everything that was missing, broken or foreign."""
@@ -126,6 +128,7 @@ def read_run(folder: Path) -> RunRecord:
         streams["rollouts.jsonl"],
         streams["probes.jsonl"],
         _read_paired(folder / PAIRED, streams["eval.jsonl"], notes),
+        _read_object(folder / MATCH, notes) if (folder / MATCH).exists() else {},
         (folder / "DONE").exists(),
         tuple(notes),
     )

@@ -48,7 +48,7 @@ def _details(one: Analysis) -> list[RenderableType]:
     parts: list[RenderableType] = [Text(f"{one.name}: {one.state}, {one.steps}{of} steps")]
     if one.before:
         parts.append(changes_table(one))
-    parts += [Text(line) for line in (one.start, one.verdict) if line]
+    parts += [Text(line) for line in (one.start, one.verdict, one.match) if line]
     if one.trends:
         parts.append(_trend_table(one.trends))
     if known := facts(one):

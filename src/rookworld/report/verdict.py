@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 from rookworld.report.run_reader import number
@@ -79,3 +80,19 @@ def spoken(metric: Metric) -> str:
 def minus(text: str) -> str:
     """A minus sign, not a hyphen, before numbers."""
     return _HYPHEN.sub("−", text)
+
+
+def match_sentence(found: Mapping[str, Any]) -> str:
+    """What games against the model before say; empty where none were played."""
+    score, elo = (found.get(f"match/{name}") for name in ("score", "elo"))
+    if not isinstance(score, Mapping) or not isinstance(elo, Mapping):
+        return ""
+    games = number(score.get("n"))
+    share, low, high = (100 * number(score.get(key)) for key in ("value", "low", "high"))
+    rating = ", ".join(f"{number(elo.get(key)):+.0f}" for key in ("low", "high"))
+    if not all(map(isfinite, (games, share, low, high))):
+        return ""
+    return minus(
+        f"In {games:.0f} games against the model before: {share:.0f} % of the points "
+        f"[{low:.0f}, {high:.0f}], {number(elo.get('value')):+.0f} Elo [{rating}]."
+    )

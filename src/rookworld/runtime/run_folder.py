@@ -30,7 +30,9 @@ FIRST_ROWS = "eval-rows.npz"
 """What the first evaluation found row by row, for a table that pairs the last with it."""
 PAIRED = "paired.json"
 """How the last evaluation differs from the first, metric by metric, paired row by row."""
-FILES = (*STREAMS, FIRST_ROWS, PAIRED, "train.log", "DONE")
+MATCH = "match.json"
+"""Games of the model after training against the one before, if some were played."""
+FILES = (*STREAMS, FIRST_ROWS, PAIRED, MATCH, "train.log", "DONE")
 FOLDERS = ("checkpoints", "final", "tensorboard")
 
 

@@ -32,6 +32,6 @@ function filmCard(card, first, step) {
   const truth = card.truth.lines.map((line) => [h("span", {}, line.move), " ", h("span.score", {}, line.score)]);
   return h("article.card.position", {},
     h("div.title", {}, h("h3", {}, card.caption), h("span.faint", {}, `reward ${earned(before)} → ${earned(after)}`)),
-    h("div.boards", {}, boardFigure(card, before, first === 0 ? "Before training" : `Step ${first}`, "var(--faint)"), step === first ? null : boardFigure(card, after, `After step ${step}`, "#2f6bd8")),
+    h("div.boards", {}, boardFigure(card, before, first === 0 ? "Before training" : `Step ${first}`, "var(--faint)", before && before.reason), step === first ? null : boardFigure(card, after, `After step ${step}`, "#2f6bd8", after && after.reason)),
     truth.length ? h("div.truth", {}, h("span.faint", {}, card.truth_title), h("ul.lines", {}, truth.map((line) => h("li", {}, line)))) : null);
 }

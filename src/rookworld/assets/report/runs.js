@@ -71,7 +71,7 @@ function positionCard(run, card) {
   return card_;
 }
 
-function boardFigure(card, shown, title, dot) {
+function boardFigure(card, shown, title, dot, note) {
   const board = h("div.board");
   if (shown && shown.board !== null && shown.board !== undefined) {
     board.innerHTML = card.boards[shown.board];
@@ -79,7 +79,8 @@ function boardFigure(card, shown, title, dot) {
   } else board.append(h("div.none", {}, "no board can be read from this answer"));
   const lines = shown ? shown.lines : [];
   return h("figure", {}, h("figcaption", { style: { "--dot": dot } }, title), board,
-    lines.length ? h("ul.lines", {}, lines.map((line) => h("li", {}, h(`span${line.chosen ? ".chosen" : ""}${line.legal ? "" : ".illegal"}${line.known ? ".known" : ""}`, {}, line.move), " ", h("span.score", {}, line.score)))) : null);
+    lines.length ? h("ul.lines", {}, lines.map((line) => h("li", {}, h(`span${line.chosen ? ".chosen" : ""}${line.legal ? "" : ".illegal"}${line.known ? ".known" : ""}`, {}, line.move), " ", h("span.score", {}, line.score)))) : null,
+    note && !lines.length ? h("p.note", {}, note) : null);
 }
 
 function verdictOf(run, card, answer) {

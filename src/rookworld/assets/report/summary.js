@@ -34,6 +34,7 @@ function summaryOf() {
   return h("div", { id: "summary" },
     run.start ? h("p.verdict.faint", {}, run.start) : null,
     run.verdict ? h("p.verdict", {}, verdictText(run.verdict)) : null,
+    run.match ? h("p.verdict", {}, run.match) : null,
     rows.length ? h("div.tiles", {}, rows.map(tile)) : null,
     Object.keys(run.facts).length ? h("dl.facts", {}, Object.entries(run.facts).map(([k, v]) => h("div", {}, h("dt", {}, k), h("dd", {}, v)))) : null);
 }
