@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from rookworld.cli.help import page
 from rookworld.runtime.config import (
+    advice,
     current_name,
     flat_fields,
     override,
@@ -40,7 +41,7 @@ def parse(
     if asked := {"-h", "--help", "--help-all"} & set(args):
         print(page(kind, command, default, about, whole="--help-all" in asked))
         raise SystemExit(0)
-    args = with_current_names(kind, args)
+    args = with_current_names(kind, args, command)
     check_lists(kind, args)
     import tyro
 
@@ -67,7 +68,7 @@ def parse(
     return parsed
 
 
-def with_current_names(kind: type[Any], args: Sequence[str]) -> list[str]:
+def with_current_names(kind: type[Any], args: Sequence[str], command: str) -> list[str]:
     """`args` with the settings' own names for aliases, and without flags that do nothing."""
     found = []
     for argument in args:
@@ -76,6 +77,8 @@ def with_current_names(kind: type[Any], args: Sequence[str]) -> list[str]:
             continue
         flag, equals, value = argument.partition("=")
         name = flag[2:].replace("-", "_")
+        if advice(kind, name):
+            raise ConfigError(_unknown_argument(kind, argument, command))
         current = current_name(kind, name.removeprefix("no_"), "--")
         if current is not None:
             renamed = current != name.removeprefix("no_")
@@ -111,6 +114,8 @@ def _unknown_argument(kind: type[Any], argument: str, command: str) -> str:
     if not argument.startswith("-"):
         return f"{short}: unexpected argument {argument!r}; see `{command} --help`"
     name = argument.split("=")[0].lstrip("-").replace("-", "_")
+    if known := advice(kind, name) or advice(kind, name.removeprefix("no_")):
+        return f"{short}: no flag {argument.split('=')[0]}{known}"
     hint = suggestion(name, flat_fields(kind))
     hint = hint.replace("_", "-").replace("'", "'--", 1)
     return f"{short}: unknown flag {argument!r}{hint}; see `{command} --help`"

@@ -18,6 +18,7 @@ from rookworld.grpo.settings import (
     KLSettings,
     LossSettings,
 )
+from rookworld.rl import aliases
 from rookworld.runtime.bounds import Bounds, Count, FromZero, PositiveShare, Seed, Share, Whole
 from rookworld.runtime.config import Composed, Section, require
 from rookworld.runtime.machine import MachineSettings
@@ -263,17 +264,12 @@ class TrainSettings(Composed):
         *("model", "data", "out", "steps", "batch_size", "k_samples", "lr", "kl_coef"),
         *("temperature", "resume"),
     )
-    ALIASES: ClassVar = {
-        "learning_rate": "lr",
-        "beta": "kl_coef",
-        "num_generations": "k_samples",
-        "group_size": "k_samples",
-        "batch_positions": "batch_size",
-    } | {  # names of before, for one release
+    ALIASES: ClassVar = aliases.ALIASES | {  # names of before, for one release
         f"agreement_{rest}": f"distill_{rest}"
         for rest in ("coef", "data", "prompts", "first", "first_power", "schedule")
     }
-    IGNORED: ClassVar = {"compile": "the kernels that it would replace are faster"}
+    IGNORED: ClassVar = aliases.IGNORED
+    ADVICE: ClassVar = aliases.ADVICE
     OWN: ClassVar = "k_samples"
 
     @classmethod

@@ -45,6 +45,8 @@ class Composed(Section):
     """Another name -> the setting that it means."""
     IGNORED: ClassVar[Mapping[str, str]] = {}
     """A switch that is accepted and does nothing -> why."""
+    ADVICE: ClassVar[Mapping[str, str]] = {}
+    """A name of another trainer that means no setting -> what to do instead."""
     OWN: ClassVar[str] = ""
     """A setting that no other command has, by which a `config.json` is known."""
 
@@ -119,9 +121,13 @@ def replace_flat(settings: Settings, changes: Mapping[str, Any]) -> Settings:
     return dataclasses.replace(settings, **own)  # type: ignore[type-var]
 
 
+NEAR = 0.7
+"""Likeness from which a name is worth suggesting: a wrong one is worse than none."""
+
+
 def suggestion(name: str, known: Iterable[str]) -> str:
     """`", did you mean 'x'?"` for the nearest known name, or nothing."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=NEAR)
     return f", did you mean {near[0]!r}?" if near else ""
 
 
@@ -156,6 +162,12 @@ def _shown(mark: str, name: str) -> str:
     return mark + name.replace("_", "-") if mark else name
 
 
+def advice(kind: type[Any], name: str) -> str:
+    """What to do instead of a setting that we do not have; empty where there is nothing to say."""
+    found = kind.ADVICE.get(name) if issubclass(kind, Composed) else None
+    return f": {found}" if found else ""
+
+
 def override(settings: Settings, values: Mapping[str, Any], where: str) -> Settings:
     """`settings` with `values` from a preset or file laid over it; unknown keys fail."""
     kind = type(settings)
@@ -166,7 +178,8 @@ def override(settings: Settings, values: Mapping[str, Any], where: str) -> Setti
         if name is None:
             continue
         if name not in places:
-            raise ConfigError(f"{where}: unknown key {raw!r}{suggestion(name, places)}")
+            hint = advice(kind, name) or suggestion(name, places)
+            raise ConfigError(f"{where}: unknown key {raw!r}{hint}")
         clean[name] = coerce(value, places[name].hint, f"{where}: {raw}")
     return replace_flat(settings, clean)
 
