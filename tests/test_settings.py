@@ -6,9 +6,6 @@ import ast
 import dataclasses
 import json
 import math
-import os
-import shutil
-import subprocess
 import tomllib
 import typing
 from functools import cache
@@ -257,48 +254,6 @@ def test_a_clip_range_from_a_file_is_that_of_both_sides(tmp_path: Path) -> None:
     assert read_settings(["--config", str(file)], "rookworld train").loss.clip_high == 0.1
 
 
-# --- train.sh -----------------------------------------------------------------------------------
-
-
-def given_by_train_sh(folder: Path, **environment: str) -> TrainSettings:
-    """The settings that train.sh asks for under these variables."""
-    shutil.copy(ROOT / "train.sh", folder)
-    command = folder / ".venv" / "bin" / "rookworld"
-    command.parent.mkdir(parents=True)
-    command.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
-    command.chmod(0o755)
-    (folder / "star.jsonl").touch()
-    plain = {"PATH": os.environ["PATH"]}
-    told = subprocess.run(
-        ["bash", str(folder / "train.sh")],
-        env=plain | environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    name, *args = told.stdout.splitlines()
-    assert name == "train"
-    return read_settings(args, "rookworld train")
-
-
-def test_train_sh_takes_several_sources_as_they_are_written(tmp_path: Path) -> None:
-    settings = given_by_train_sh(tmp_path, DATA="a.jsonl *.jsonl", STEPS="5")
-    assert settings.data == ("a.jsonl", "*.jsonl")
-    assert settings.steps == 5
-
-
-def test_train_sh_without_variables_is_its_preset(tmp_path: Path) -> None:
-    settings = given_by_train_sh(tmp_path)
-    expected = read_settings(["--preset", "train-sh"], "rookworld train")
-    assert settings == expected.but(out=settings.out, resume=True)
-
-
-@pytest.mark.parametrize("clip", ["0.05", "0.2"])
-def test_train_sh_sets_both_sides_of_the_clip_range(tmp_path: Path, clip: str) -> None:
-    settings = given_by_train_sh(tmp_path, CLIP_RANGE=clip)
-    assert settings.loss.clip_range == settings.loss.clip_high == float(clip)
-
-
 @pytest.mark.parametrize("name", TRAIN_PRESETS)
 def test_a_preset_is_written_out_as_a_file(name: str) -> None:
     file = ROOT / "configs" / f"{name}.toml"
@@ -308,7 +263,9 @@ def test_a_preset_is_written_out_as_a_file(name: str) -> None:
     assert read_settings(["--config", str(file)], "rookworld train") == by_name
 
 
-def test_what_is_not_given_resume_takes_from_the_run(tmp_path: Path) -> None:
+def test_what_is_not_given_resume_takes_from_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Flags and presets win; where a run lies and what to do with it is not asked of it."""
     old = TrainSettings.of(
         lr=1e-3, steps=7, p_weights={"best": 0.4}, data=("a", "b"), out=Path("elsewhere")
@@ -317,6 +274,7 @@ def test_what_is_not_given_resume_takes_from_the_run(tmp_path: Path) -> None:
     again = ["--out", str(tmp_path), "--resume"]
     found = train_settings([*again, "--steps", "9"])
     assert found == old.but(steps=9, out=tmp_path, resume=True)
+    assert "not as the run began: steps 7 -> 9\n" in capsys.readouterr().err
     over = train_settings([*again, "--preset", "overfit"])
     assert over.optimizer.lr == TRAIN_PRESETS["overfit"]["lr"] and over.steps == 7
     assert train_settings(["--preset", "plain", "--out", str(tmp_path)]) == TrainSettings.of(

@@ -14,7 +14,7 @@ from rookworld.cli.training_display import Recorder, show_change, watch
 from rookworld.data.sources import training_rows
 from rookworld.rl.presets import TRAIN_PRESETS
 from rookworld.rl.settings import TrainSettings
-from rookworld.runtime.config import of_run
+from rookworld.runtime.config import HERE_AND_NOW, of_run, resolved
 from rookworld.runtime.processes import Interrupted
 from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.policy import POLICY
@@ -49,7 +49,20 @@ def train_settings(args: Sequence[str]) -> TrainSettings:
     if own is None:
         return read_settings(usual(args), COMMAND)
     say(f"what is not given is taken from {settings.out / 'config.json'}")
-    return read_settings(args, COMMAND, own)
+    settings = read_settings(args, COMMAND, own)
+    if changed := differences(own, settings):
+        say(f"not as the run began: {changed}")
+    return settings
+
+
+def differences(before: TrainSettings, after: TrainSettings) -> str:
+    """What is set otherwise, each setting with both values."""
+    old, new = resolved(before), resolved(after)
+    return ", ".join(
+        f"{name} {old[name]} -> {value}"
+        for name, value in new.items()
+        if old[name] != value and name not in HERE_AND_NOW
+    )
 
 
 def usual(args: Sequence[str]) -> Sequence[str]:
