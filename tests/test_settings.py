@@ -102,11 +102,18 @@ def test_every_training_preset_loads_and_flags_win_over_it(preset: str) -> None:
     ],
 )
 def test_without_a_gpu_the_embedded_model_is_trained_as_in_the_demo(
-    words: str, device: str, demo: bool, monkeypatch: pytest.MonkeyPatch
+    words: str,
+    device: str,
+    demo: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("rookworld.runtime.distributed.pick_device", lambda _: device)
     args = words.split()
     assert list(usual(args)) == (["--preset", "demo", *args] if demo else args)
+    said = capsys.readouterr().err
+    sets = [f"{name}={value}" for name, value in TRAIN_PRESETS["demo"].items()]
+    assert all((one in said) == demo for one in sets)
 
 
 @pytest.mark.parametrize("preset", PRETRAIN_PRESETS)

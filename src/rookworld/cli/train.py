@@ -73,7 +73,8 @@ def usual(args: Sequence[str]) -> Sequence[str]:
     asked = any(take_option(args, name)[0] is not None for name in ("preset", "config", "model"))
     if asked or settings.backend == "trl" or pick_device(settings.compute.device) != "cpu":
         return args
-    say("no GPU: taking --preset demo (the bare defaults: --preset plain)")
+    sets = " ".join(f"{name}={value}" for name, value in TRAIN_PRESETS["demo"].items())
+    say(f"no GPU: taking --preset demo (the bare defaults: --preset plain), which sets {sets}")
     return ["--preset", "demo", *args]
 
 
@@ -86,6 +87,11 @@ def read_rows(sources: Sequence[str]) -> Rows:
 def train(args: list[str]) -> int:
     settings = train_settings(args)
     say(banner("train", settings, TrainSettings()))
+    if warmup := settings.rewards.reward_warmup_steps:
+        say(
+            f"rewards warm up for {warmup} steps: what answers say counts from nothing to its full "
+            "weight; reward/at_full_weight is the reward without that"
+        )
     rows, held = read_rows(settings.data), held_out(settings)
     if settings.backend == "trl":
         planned = trl_plan(settings, rows, held)

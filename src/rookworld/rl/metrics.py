@@ -17,6 +17,7 @@ from rookworld.data.rows import row_record
 from rookworld.evaluation.evaluate import Evaluation
 from rookworld.evaluation.statistics import Z95
 from rookworld.grpo.decisions import EvalHealth
+from rookworld.grpo.schedule import ramp
 from rookworld.rl.forward import MicroBatch
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import State
@@ -83,6 +84,18 @@ def reward_metrics(collected: Collected) -> Metrics:
     means["reward/flat_groups"] = collected.flat / collected.seen
     means["reward/invalid_groups"] = collected.invalid / collected.seen
     return means | {"reward/max": max(all_rewards(collected.groups), default=math.nan)}
+
+
+def warmup_metrics(collected: Collected, step: int, warmup_steps: int) -> Metrics:
+    """How far rewards have warmed up, and what they would be had they; nothing without a warm-up.
+
+    Beside a warm-up the mean reward rises by itself: only the other shows whether answers improve.
+    """
+    if warmup_steps == 0:
+        return {}
+    whole = [one.at_full_weight for group in collected.groups for one in group.verdicts]
+    sums = {"reward/at_full_weight": [math.fsum(whole), float(len(whole))]}
+    return distributed.mean_by_name(sums) | {"reward/warmup": ramp(step, warmup_steps)}
 
 
 def update_metrics(
@@ -178,6 +191,8 @@ def log_line(step: int, metrics: Metrics) -> str:
         for letter in TASKS
         if f"reward/{letter}" in metrics
     )
+    if metrics.get("reward/warmup", 1.0) < 1:
+        tasks += f"; {metrics['reward/at_full_weight']:.3f} at full weight"
     return (
         f"Step {step} reward {metrics['reward/mean']:.3f} ({tasks}) KL {metrics['kl/exact']:.4f} "
         f"entropy {metrics['policy/entropy']:.3f} norm {metrics['grad/norm']:.2f} "

@@ -27,6 +27,7 @@ from rookworld.rl.metrics import (
     reward_metrics,
     token_metrics,
     update_metrics,
+    warmup_metrics,
 )
 from rookworld.rl.overlap import coefs_at, prepare_distill
 from rookworld.rl.scratch import StepScratch
@@ -54,6 +55,7 @@ def learn(
     micros, totals, paid = prepare_batches(state, collected, scratch, settings, coefs.kl)
     prepare_distill(state, settings, scratch)
     rewards = reward_metrics(collected)
+    warmup = settings.rewards.reward_warmup_steps
     rulings: list[Ruling] = []
     found = update.NOTHING
     for _ in range(settings.optimizer.updates_per_rollout):
@@ -70,7 +72,7 @@ def learn(
             reward_mean=rewards["reward/mean"],
             all_rewards_negative=rewards["reward/max"] < 0,
             open_ended=settings.mix_env_ratio < 1,
-            settled=state.step >= settings.rewards.reward_warmup_steps,
+            settled=state.step >= warmup,
         )
         rulings.append(state.guard.check_step(health))
         apply_gradient(state, rulings[-1], settings, found.norm)
@@ -84,6 +86,7 @@ def learn(
     clock.mark("update")
     metrics = rewards | update_metrics(state, found, coefs, lr_at(state, settings), settings)
     metrics |= paid | token_metrics(collected, micros)
+    metrics |= warmup_metrics(collected, state.step, warmup)
     if settings.sampling.guide > 0:
         metrics |= guide_metrics(collected, micros)
     metrics |= clock.metrics()

@@ -87,6 +87,8 @@ STEP_METRICS = {
     "reward/mean": Metric("Reward", unit="reward"),
     "reward/std": Metric("Deviation of rewards", unit="reward", better="none"),
     "reward/max": Metric("Best reward", unit="reward"),
+    "reward/at_full_weight": Metric("Reward at full weight", unit="reward"),
+    "reward/warmup": Metric("Warm-up of rewards", better="none"),
     "reward/flat_groups": Metric("Groups without spread", better="down"),
     "reward/invalid_groups": Metric("Groups without a reward", better="down"),
     "advantage/mean": Metric("Mean advantage", unit="ratio", better="none"),

@@ -65,6 +65,12 @@ class Verdict(NamedTuple):
     total: float
     parts: dict[str, float]
     reason: str
+    warm: float | None = None
+    """The total once rewards have warmed up; None: that is `total`."""
+
+    @property
+    def at_full_weight(self) -> float:
+        return self.total if self.warm is None else self.warm
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +201,10 @@ class Task(ABC, Generic[RowT, AnswerT]):
         said = self.parse(completion)
         fault = said.fault if finished else "no end token"
         if fault is None:
-            return self.score(row, said, rules, judge, progress)
+            verdict = self.score(row, said, rules, judge, progress)
+            if progress >= 1:
+                return verdict
+            return verdict._replace(warm=self.score(row, said, rules, judge, 1.0).total)
         return Verdict(self.malformed(rules), dict.fromkeys(self.parts, 0.0), f"malformed: {fault}")
 
     def metrics(

@@ -35,6 +35,7 @@ from rookworld.rl.metrics import (
     peak_memory_mb,
     reward_metrics,
     token_metrics,
+    warmup_metrics,
 )
 from rookworld.rl.models import CHUNK_ROWS, CHUNK_VOCABULARY
 from rookworld.rl.run_log import Evaluate, Hooks, evaluated, is_best, log_events, log_step
@@ -355,6 +356,7 @@ class Session(TrainerCallback):
         bonus = self.settings.loss.entropy_coef * entropy
         return {
             **reward_metrics(collected),
+            **warmup_metrics(collected, self.step, self.settings.rewards.reward_warmup_steps),
             "kl/exact": tally.mean(tally.kl),
             "kl/coef": coef,
             # one update a rollout: TRL's ratio is the policy over itself
