@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from rookworld.cli.display import say, show
+from rookworld.cli.display import bar, say, show
 from rookworld.cli.door import COMMANDS, main
 from rookworld.cli.help import TAKES
 from rookworld.data.rows import row_text
-from rookworld.data.sources import load_rows, write_rows
+from rookworld.data.sources import load_rows, training_rows, write_rows
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.task import EnvironmentRow, PolicyRow
 
@@ -166,3 +166,23 @@ def test_names_between_colons_are_no_pictures(capsys: pytest.CaptureFixture[str]
     show("embedded:train: rows")
     shown = capsys.readouterr()
     assert shown.err == shown.out == "embedded:train: rows\n"
+
+
+def test_a_bar_says_what_goes_on_between_two_counts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rookworld.cli.display.PLAIN_EVERY_S", 0.0)
+    with bar("training") as progress:
+        progress.note("evaluating: analyses 64/600")
+    assert capsys.readouterr().err == "training: evaluating: analyses 64/600\n"
+
+
+def test_reading_rows_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rookworld.data.sources.TOLD_EVERY", 2)
+    rows = [row for row in load_rows("embedded:test") if isinstance(row, PolicyRow)]
+    write_rows(tmp_path / "a.jsonl", rows[:5])
+    write_rows(tmp_path / "b.jsonl", rows[5:8])
+    told: list[int] = []
+    sources = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
+    found = training_rows(sources, lambda done, total: told.append(done))
+    assert len(found) == 8 and told == [2, 4, 7]

@@ -343,14 +343,26 @@ def test_judge_flags_choose_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert judge is None
 
 
-def test_loggers_that_are_not_installed_are_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_logger_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rookworld.cli.training_display.find_spec", lambda name: None)
+    recorder = Recorder(read_settings(["--wandb"], "rookworld train"))
+    with pytest.raises(ConfigError, match="wandb"), recorder:
+        pass
+
+
+def test_a_folder_for_curves_is_filled_without_tensorboard(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("rookworld.cli.training_display.find_spec", lambda name: None)
-    for flags, extra in ((f"--log-dir {tmp_path}", "tensorboard"), ("--wandb", "wandb")):
-        recorder = Recorder(read_settings(flags.split(), "rookworld train"))
-        with pytest.raises(ConfigError, match=extra), recorder:
-            pass
+    flags = ["--log-dir", str(tmp_path / "logs")]
+    with Recorder(read_settings(flags, "rookworld train")) as record:
+        record(1, {"reward/mean": 0.5})
+        record(2, {"reward/mean": 0.6})
+    assert list(read_lines(tmp_path / "logs" / "curves.jsonl")) == [
+        {"step": 1, "reward/mean": 0.5},
+        {"step": 2, "reward/mean": 0.6},
+    ]
+    assert "TensorBoard is not installed" in capsys.readouterr().err
 
 
 def test_recomputing_is_the_policys_alone(tiny_folder: Path) -> None:

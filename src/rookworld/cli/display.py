@@ -80,6 +80,14 @@ class Bar:
             say(f"{self.what} {done}/{total} {note}".rstrip() + left)
             self.told = now
 
+    def note(self, text: str) -> None:
+        """What goes on between two counts."""
+        if self.progress is not None and self.task is not None:
+            self.progress.update(self.task, note=text)
+        elif time.monotonic() - self.told >= PLAIN_EVERY_S:
+            say(f"{self.what}: {text}")
+            self.told = time.monotonic()
+
     def say(self, line: str) -> None:
         if self.progress is not None:
             self.progress.console.print(line, markup=False)

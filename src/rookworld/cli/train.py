@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rookworld.cli.display import banner, bar, say
+from rookworld.cli.display import Bar, banner, bar, say
 from rookworld.cli.evaluate import open_judge
 from rookworld.cli.flags import layered, parse, take_option
 from rookworld.cli.training_display import Recorder, show_change, watch
@@ -79,8 +79,8 @@ def usual(args: Sequence[str]) -> Sequence[str]:
 
 
 def read_rows(sources: Sequence[str]) -> Rows:
-    """Prompt rows of every source, with a bar where there are so many that it takes minutes."""
-    with bar("rows converted") as progress:
+    """Prompt rows of every source, with a bar: many take minutes."""
+    with bar("rows read") as progress:
         return training_rows(sources, progress.update)
 
 
@@ -115,7 +115,8 @@ def train(args: list[str]) -> int:
             Recorder(settings) as record,
         ):
             hooks = watch(settings, progress, record)
-            final = begin(settings, rows, measure(settings, held), judge, hooks)
+            progress.note(f"loading {settings.model}")
+            final = begin(settings, rows, measure(settings, held, progress), judge, hooks)
     except Interrupted as stopped:
         say(str(stopped))
         return 130
@@ -183,7 +184,7 @@ def held_out(settings: TrainSettings) -> HeldOut:
     )
 
 
-def measure(settings: TrainSettings, held: HeldOut) -> Evaluate:
+def measure(settings: TrainSettings, held: HeldOut, progress: Bar) -> Evaluate:
     """The run's held-out evaluation: the same rows every time."""
     from rookworld.evaluation.evaluate import evaluate
     from rookworld.evaluation.generator import ModelAnswerer
@@ -191,8 +192,12 @@ def measure(settings: TrainSettings, held: HeldOut) -> Evaluate:
 
     rules, probes = settings.rewards, choose_probes(held.rows)
 
+    def tell(what: str, done: int, total: int) -> None:
+        progress.note(f"evaluating: {what} {done}/{total}")
+
     def run(model: Any, tokenizer: Any) -> Evaluation:
-        greedy = ModelAnswerer(model, tokenizer, **gpu_sampling(settings, model))
+        shared = gpu_sampling(settings, model)
+        greedy = ModelAnswerer(model, tokenizer, progress=tell, **shared)
         sampled = greedy.sampling(1.0, samples=4)
         found = evaluate(greedy, held, rules, sampled=sampled)
         return replace(found, probes=answer_probes(greedy, probes, rules))

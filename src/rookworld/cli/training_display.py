@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from rookworld.cli.display import Bar, show, speaks
+from rookworld.cli.display import Bar, say, show, speaks
 from rookworld.rl.settings import TrainSettings
 from rookworld.runtime.config import resolved
 from rookworld.runtime.errors import ConfigError
+from rookworld.runtime.run_folder import append_record
 from rookworld.tasks.registry import TASKS, headline_metrics
+
+CURVES = "curves.jsonl"
+"""What --log-dir gets without TensorBoard."""
 
 if TYPE_CHECKING:
     from rookworld.evaluation.evaluate import Evaluation
@@ -69,16 +73,25 @@ def watch(
 
 
 class Recorder:
-    """Writes metrics to TensorBoard and W&B where they are installed or asked for."""
+    """Writes metrics to TensorBoard and W&B where they are installed or asked for.
+
+    A folder that was asked for is filled without TensorBoard too: nothing asked for is ignored.
+    """
 
     def __init__(self, settings: TrainSettings) -> None:
         self.settings = settings
         self.board: Any = None
         self.wandb: Any = None
+        self.lines: Path | None = None
+        """Where --log-dir is kept without TensorBoard."""
 
     def __enter__(self) -> Any:
         if self.settings.log_dir is not None and find_spec("tensorboard") is None:
-            raise ConfigError("--log-dir needs TensorBoard: pip install 'rookworld[tensorboard]'")
+            self.lines = self.settings.log_dir / CURVES
+            say(
+                f"TensorBoard is not installed: {self.lines} gets an object a step "
+                "(to have them drawn: pip install 'rookworld[tensorboard]')"
+            )
         if self.settings.wandb and speaks():
             if find_spec("wandb") is None:
                 raise ConfigError("--wandb needs the extra: pip install 'rookworld[wandb]'")
@@ -97,6 +110,9 @@ class Recorder:
         if self.board is not None:
             for name, value in metrics.items():
                 self.board.add_scalar(name, value, step)
+        if self.lines is not None:
+            self.lines.parent.mkdir(parents=True, exist_ok=True)
+            append_record(self.lines, {"step": step, **metrics})
         if self.wandb is not None:
             self.wandb.log(dict(metrics), step=step)
 

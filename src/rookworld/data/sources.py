@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib.resources import as_file, files
 from importlib.util import find_spec
@@ -51,24 +51,41 @@ SUFFIXES = (".parquet", ".jsonl", ".txt")
 IN_MEMORY = 300_000
 """Rows, about, from which on they are not held in memory: half a minute to read, 0.3 GB."""
 
+TOLD_EVERY = 1000
+"""Rows between two words of progress."""
+
 
 def training_rows(
     sources: Sequence[str], progress: Progress = lambda done, total: None
 ) -> Sequence[Row]:
     """Prompt rows of every source; mates without an analysis have no reward and are left out.
 
-    Many are converted first, of which `progress` is told, and parsed when they are drawn.
+    `progress` is told of rows read; many are converted first, and parsed when they are drawn.
     """
     paths = [path for source in sources for path in source_files(source)]
-    if find_spec("pyarrow") is not None and sum(map(estimated_rows, paths)) > IN_MEMORY:
+    total = sum(map(estimated_rows, paths)) if find_spec("pyarrow") is not None else 0
+    if total > IN_MEMORY:
         return cached_rows(paths, progress)
-    return task_rows(row for source in sources for row in load_rows(source))
+    rows: list[Row] = []
+
+    def told(count: int) -> None:
+        progress(len(rows) + count, max(total, len(rows) + count))
+
+    for source in sources:
+        rows += load_rows(source, told=told)
+    return task_rows(rows)
 
 
-def load_rows(source: str | Path, limit: int | None = None) -> list[Row]:
+def load_rows(
+    source: str | Path, limit: int | None = None, told: Callable[[int], None] = lambda count: None
+) -> list[Row]:
     """The rows of a source, at most `limit`; what had to be repaired or left out is logged."""
     intake = Intake()
-    rows = list(islice(read_source(source, intake), limit))
+    rows: list[Row] = []
+    for row in islice(read_source(source, intake), limit):
+        rows.append(row)
+        if len(rows) % TOLD_EVERY == 0:
+            told(len(rows))
     for note in intake.notes():
         log.warning("%s: %s", source, note)
     if not rows:

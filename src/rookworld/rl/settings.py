@@ -237,7 +237,8 @@ class TrainSettings(Composed):
     sample_every: Whole = 25
     """Steps between sample answers shown and written to rollouts.jsonl."""
     log_dir: Path | None = None
-    """TensorBoard's folder; default: tensorboard/ in the run."""
+    """TensorBoard's folder; default: tensorboard/ in the run. Without TensorBoard it gets
+    curves.jsonl, an object a step."""
     wandb: bool = False
     """Log to Weights & Biases too (needs the extra `wandb`)."""
     seed: Seed = 0

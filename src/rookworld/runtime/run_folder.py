@@ -71,6 +71,20 @@ def finite(value: Any) -> Any:
     return value
 
 
+def append_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Add one JSON line to a file."""
+    append_text(path, json.dumps(finite(dict(record))) + "\n")
+
+
+def append_text(path: Path, text: str) -> None:
+    try:
+        # one unbuffered write, so that a crash leaves at most one cut-off line
+        with path.open("ab", buffering=0) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise RookworldError(f"{path}: cannot be written ({error.strerror})") from None
+
+
 class Run:
     """One run folder, open for writing."""
 
@@ -85,20 +99,14 @@ class Run:
 
     def append(self, stream: str, record: Mapping[str, Any]) -> None:
         """Add one JSON line to a stream such as `metrics.jsonl`."""
-        self._add(stream, json.dumps(finite(dict(record))) + "\n")
+        append_record(self.folder / stream, record)
 
     def note(self, line: str) -> None:
         """Add a line to `train.log`."""
         self._add("train.log", line + "\n")
 
     def _add(self, name: str, text: str) -> None:
-        path = self.folder / name
-        try:
-            # one unbuffered write, so that a crash leaves at most one cut-off line
-            with path.open("ab", buffering=0) as file:
-                file.write(text.encode())
-        except OSError as error:
-            raise RookworldError(f"{path}: cannot be written ({error.strerror})") from None
+        append_text(self.folder / name, text)
 
     def cut_back(self, step: int, keep: Sequence[str] = ()) -> None:
         """Drop the lines of every stream (but `keep`) that belong to steps after `step`."""
