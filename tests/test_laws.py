@@ -246,7 +246,9 @@ def test_a_dry_run_of_overfit_trains_nothing(
     flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["overfit", *flags, "--out", str(tmp_path / "run"), "--dry-run"]) == 0
-    assert "rows: 2 P, 2 A; first batch PAPA" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "rows: 2 P, 2 A; first batch PAPA" in shown.out
+    assert "overfit · settings " in shown.err and "p_temperature=0.5" in shown.err
     assert not (tmp_path / "run").exists()
 
 

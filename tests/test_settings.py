@@ -369,3 +369,12 @@ def test_the_short_help_has_what_a_beginner_needs(capsys: pytest.CaptureFixture[
         read_settings(["--help-all"], "rookworld train")
     whole = capsys.readouterr().out
     assert all(f"\n  --{name.replace('_', '-')}" in whole for name in flat_fields(TrainSettings))
+
+
+def test_overfit_is_r4() -> None:
+    """Analyses alone, a cool P and a hotter A, no KL for 20 steps, a floor and a cap."""
+    r4 = read_settings(["--preset", "overfit"], "rookworld overfit")
+    assert r4.mix_env_ratio == 0 and r4.sampling.k_samples == 12 and r4.optimizer.lr == 2e-6
+    assert r4.sampling.of_task("P") == (0.5, 0.9) and r4.sampling.of_task("A") == (0.95, 0.95)
+    assert (r4.kl.kl_coef, r4.kl.kl_warmup_steps, r4.kl.kl_warmup_factor) == (0.005, 20, 0.0)
+    assert (r4.advantages.advantage_std_floor, r4.advantages.advantage_clip) == (0.05, 2.0)

@@ -16,6 +16,7 @@ from rookworld.data.sources import EMBEDDED, load_rows, write_rows
 from rookworld.runtime.errors import ConfigError, DataError
 from rookworld.tasks.environment import ENVIRONMENT, KINDS, transition
 from rookworld.tasks.notation import position_key
+from rookworld.tasks.policy import POLICY
 from rookworld.tasks.task import EnvironmentRow, PolicyRow, Row, legal_moves
 
 BLACK = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
@@ -94,6 +95,23 @@ def test_import_repairs_what_is_known_and_keeps_the_rest_aside(
     with caplog.at_level(logging.WARNING):
         load_rows(source)
     assert len(caplog.records) == 4 and "3 malformed rows left out" in caplog.text
+
+
+def test_rows_with_commas_are_imported_and_said(tmp_path: Path) -> None:
+    """The form in which rows stand in prose; an answer like that stays malformed."""
+    answer = "M: e2e4,d2d4,g1f3,c2c4,b1c3 E: 0.3,0.2,0.1,0.2,0.1 B: e2e4"
+    source = tmp_path / "prose.jsonl"
+    texts = [f"P: {chess.STARTING_FEN} {answer}", f"P: {chess.STARTING_FEN}\n{answer}"]
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    done = import_rows(
+        ImportSettings(sources=(str(source),), out=tmp_path / "rows.jsonl"), lambda count: None
+    )
+    assert done.malformed == 0 and done.repeated == 1
+    assert any("2 rows with commas" in note for note in done.notes)
+    (row,) = load_rows(tmp_path / "rows.jsonl")
+    assert isinstance(row, PolicyRow)
+    assert row.moves[0] == "e2e4" and row.cp == (30, 20, 20, 10, 10)
+    assert POLICY.parse(answer.removeprefix("M: ")).fault is not None
 
 
 def test_import_splits_by_position_and_writes_text(tmp_path: Path) -> None:

@@ -151,8 +151,9 @@ REFUSED = [
 @pytest.mark.parametrize("flag", REFUSED)
 def test_what_trl_would_ignore_is_refused_by_name(flag: str) -> None:
     settings = read_settings(f"--backend trl {flag}".split(), "rookworld train")
-    with pytest.raises(ConfigError, match=rf"cannot honour {flag}(\.0)?: "):
+    with pytest.raises(ConfigError, match=rf"cannot honour {flag}(\.0)?: ") as error:
         plan.check_flags(settings)
+    assert ("one temperature it was built with" in str(error.value)) == ("temperature" in flag)
 
 
 def test_what_trl_can_do_is_let_through() -> None:

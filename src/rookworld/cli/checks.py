@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from rookworld.cli.display import bar, show
+from rookworld.cli.display import banner, bar, say, show
 from rookworld.cli.evaluate import open_judge
 from rookworld.cli.flags import leading
 from rookworld.cli.train import dry_run, read_rows, read_settings
@@ -57,6 +57,7 @@ def overfit(args: list[str]) -> int:
     settings = settings.but(eval_every=1, flat_tries=0)
     if settings.out == start.out:  # a folder that holds nothing but such tries
         settings = settings.but(overwrite=True)
+    say(banner("overfit", settings, TrainSettings()))
     rows = read_rows(settings.data)
     if settings.dry_run:
         return dry_run(settings, fixed_batch(rows, settings))

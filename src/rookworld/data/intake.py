@@ -9,6 +9,7 @@ The law: nothing is dropped in silence. What cannot be read is kept with its pla
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,6 +30,14 @@ class Malformed:
     content: str
 
 
+def with_spaces(text: str) -> str:
+    """`M: e2e4,d2d4 E: 0.3,0.2 B: e2e4`, as it is written in prose, the way rows are written.
+
+    Only of rows from outside: an answer in that form is malformed.
+    """
+    return re.sub(r"[,\s]+", " ", text)
+
+
 @dataclass
 class Intake:
     """Takes texts and records, gives rows, and remembers what it had to do for that."""
@@ -41,6 +50,9 @@ class Intake:
     def text(self, text: str, place: str) -> Row | None:
         """The row of a document; None, and one malformed more, if it is none."""
         row = text_row(text)
+        if row is None and (row := text_row(spaced := with_spaces(text))) is not None:
+            text = spaced
+            self.repairs["rows with commas or line breaks between their parts, read as spaces"] += 1
         if row is None:
             self._reject(place, f"no {' nor '.join(TASKS)} row", text)
             return None

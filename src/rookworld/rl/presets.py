@@ -48,6 +48,11 @@ TRAIN_PRESETS: dict[str, dict[str, Any]] = {
     },
     "overfit": {
         "lr": 2e-6,
+        "mix_env_ratio": 0.0,
+        "p_temperature": 0.5,
+        "p_top_p": 0.9,
+        "a_temperature": 0.95,
+        "a_top_p": 0.95,
         "k_samples": 12,
         "entropy_coef": 0.005,
         "kl_coef": 0.005,

@@ -85,17 +85,21 @@ def check_flags(settings: TrainSettings) -> None:
         refused.append("flat_tries")
     if settings.sampling.guide > 0:
         refused.append("guide")
-    # log-probabilities are computed at the one temperature that the trainer was built with
-    for name in ("p_temperature", "a_temperature"):
-        if value_of(settings, name) not in (None, settings.sampling.temperature):
-            refused.append(name)
+    of_tasks = ("p_temperature", "a_temperature")
+    warmer = [
+        name
+        for name in of_tasks
+        if value_of(settings, name) not in (None, settings.sampling.temperature)
+    ]
+    refused += warmer
     if settings.compute.device not in ("auto", "cpu", "cuda"):
         refused.append("device")
     if refused:
         flags = ", ".join(as_flag(name, value_of(settings, name)) for name in refused)
+        why = "TRL's log-probabilities are of the one temperature it was built with; "
         raise ConfigError(
-            f"--backend trl cannot honour {flags}: leave it out or use --backend native "
-            "(docs/trl.md says why)"
+            f"--backend trl cannot honour {flags}: {why if warmer else ''}leave it out or use "
+            "--backend native (docs/trl.md says why)"
         )
 
 
