@@ -24,7 +24,7 @@ from rookworld.runtime.atomic_files import write_json
 from rookworld.runtime.config import require
 from rookworld.runtime.errors import ConfigError
 from rookworld.runtime.processes import interruptible
-from rookworld.sweep.space import Params, SweepFile, flags, read_sweep_file
+from rookworld.sweep.space import Params, SweepFile, flags, read_sweep_file, sweep_path
 from rookworld.sweep.trial import Outcome, Training, evaluations, finished, outcome_of
 
 if TYPE_CHECKING:
@@ -44,8 +44,9 @@ MOST_ATTEMPTS = 2
 class SweepSettings:
     """Many trainings from a TOML file; see docs/sweeps.md."""
 
-    file: Path = Path("configs/sweeps/r4.toml")
-    """The sweep: its search, its space and what all trials share."""
+    file: Path = Path("r4")
+    """The sweep: its search, its space and what all trials share; a file, or by name r4, grid-432
+    or random-48."""
     out: Path | None = None
     """Folder of the sweep; default: runs/ and the file's name."""
     storage: str | None = None
@@ -83,7 +84,7 @@ class SweepSettings:
 
     def read(self) -> SweepFile:
         """The sweep that is meant."""
-        return read_sweep_file(self.file, self.set, self.trials)
+        return read_sweep_file(sweep_path(self.file), self.set, self.trials)
 
 
 class SweepInterrupted(KeyboardInterrupt):
