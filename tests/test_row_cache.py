@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,26 @@ def test_faults_are_mended_counted_and_told(
     aside = folder_of(settings.out) / "part-00000.malformed.jsonl"
     places = [json.loads(line)["place"] for line in aside.read_text().splitlines()]
     assert places == [f"{settings.out}, row {number}" for number in (3, 4, 6, 7)]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_columns_are_checked_when_they_are_drawn(
+    tmp_path: Path, rows: list[Row], name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = [row for row in rows if isinstance(row, PolicyRow)]
+    broken = replace(policy[1], moves=("a1a1", *policy[1].moves[1:]))
+    path = tmp_path / name
+    write_rows(
+        path, [policy[0], broken, replace(policy[2], fen="8/8/8/8/8/8/8/8 w - - 0 1"), policy[3]]
+    )
+    with caplog.at_level(logging.WARNING):
+        drawn = list(training_rows([str(path)]))
+    assert drawn == [policy[0], policy[3], policy[3], policy[3]]
+    assert "row 2: illegal move 'a1a1'" in caplog.text
+    if name.endswith("jsonl"):
+        path.write_text('{"fen": null, "moves": ["a1a1"], "cp": [0]}\n' + "[" * 9999 + "\n")
+        with pytest.raises(DataError, match="no rows in it"):
+            training_rows([str(path)])
 
 
 def test_nothing_but_malformed_rows_is_one_line(tmp_path: Path, rows: list[Row]) -> None:

@@ -13,6 +13,7 @@ from rookworld.data.generate.transitions import illegal_moves, unparsable_move
 from rookworld.data.rows import (
     MateRow,
     record_row,
+    repair_row,
     row_key,
     row_record,
     row_text,
@@ -114,10 +115,11 @@ def test_mates_and_keys() -> None:
     [
         ({"fen": chess.STARTING_FEN}, "no column 'moves'"),
         ({"fen": chess.STARTING_FEN, "moves": ["e2e4"], "cp": []}, "1 moves with 0 evaluations"),
+        ({"fen": chess.STARTING_FEN, "moves": ["e2e4"], "cp": [9]}, "1 moves listed where 5 exist"),
         ({"fen": chess.STARTING_FEN, "moves": None, "cp": [1]}, "empty or of the wrong type"),
         ({"fen": chess.STARTING_FEN, "next_fen": "x"}, "no column 'move'"),
     ],
 )
 def test_faulty_columns_are_named(record: dict[str, object], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        record_row(record)
+        repair_row(record_row(record))

@@ -16,9 +16,10 @@ from rookworld.tasks.environment import transition
 from rookworld.tasks.task import PolicyRow, Row
 
 MATE = MateRow("7k/R7/8/8/8/8/8/1R5K w - - 3 9", ("b1b8",))
+OTHERS = ("a7a6", "a7a5", "a7a4", "a7a3")
 ROWS: list[Row] = [
-    PolicyRow(chess.STARTING_FEN, ("e2e4", "d2d4"), (30, 20)),
-    PolicyRow(MATE.fen, ("b1b8",), (99_999,)),
+    PolicyRow("k7/8/8/8/8/8/7r/K7 w - - 0 1", ("a1b1",), (-999,)),
+    PolicyRow(MATE.fen, ("b1b8", *OTHERS), (99_999, 40, 30, 20, 10)),
     transition(chess.STARTING_FEN, "e2e4"),
     transition(chess.STARTING_FEN, "Nf3"),
     MATE,
@@ -32,7 +33,7 @@ def test_counts_by_task_class_and_side() -> None:
         "A/quiet": 1,
         "A/white": 2,
         "P": 2,
-        "P/2_moves": 1,
+        "P/1_moves": 1,
         "P/mate_in_sight": 1,
         "P/white": 2,
         "mate": 1,
@@ -46,7 +47,8 @@ def test_show_prints_the_chosen_rows_and_draws_the_first(tmp_path: Path) -> None
     write_rows(path, ROWS)
     svg = tmp_path / "board.svg"
     shown = show(ShowSettings(source=str(path), first=1, rows=2, style="compact", svg=svg))
-    assert shown.texts[0] == f"P: {MATE.fen} M: b1b8 E: 999.99 B: b1b8"
+    listed = f"M: b1b8 {' '.join(OTHERS)} E: 999.99 0.4 0.3 0.2 0.1 B: b1b8"
+    assert shown.texts[0] == f"P: {MATE.fen} {listed}"
     assert shown.texts[1].startswith("A: ") and len(shown.texts) == 2
     assert ElementTree.parse(svg).getroot().tag.endswith("svg")
     mates = show(ShowSettings(source=str(path), task="mate"))
@@ -57,4 +59,4 @@ def test_show_prints_the_chosen_rows_and_draws_the_first(tmp_path: Path) -> None
 
 def test_a_picture_has_an_arrow_for_each_move_that_is_one() -> None:
     arrows = [position_svg(row).count('class="arrow"') for row in ROWS]
-    assert arrows == [4, 2, 2, 0, 2]  # a line and a head each
+    assert arrows == [2, 10, 2, 0, 2]  # a line and a head each

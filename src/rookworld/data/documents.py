@@ -7,7 +7,6 @@ time. Left out: shuffling (pretrain/documents.py does it) and repetitions (`data
 
 from __future__ import annotations
 
-import json
 import lzma
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -18,9 +17,9 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
-from rookworld.data.files import format_of, iterate_parquet, open_lines
+from rookworld.data.files import format_of, iterate_parquet, open_lines, read_object
 from rookworld.data.intake import Intake
-from rookworld.data.rows import Record, is_mate_row, record_row, row_text, task_name
+from rookworld.data.rows import Record, is_mate_row, record_row, repair_row, row_text, task_name
 from rookworld.data.sources import read_source, source_files
 from rookworld.runtime.atomic_files import atomic_file
 from rookworld.runtime.errors import ConfigError, DataError
@@ -54,19 +53,16 @@ def _documents_of(path: Path, style: Style) -> Iterator[str]:
 
 def _json(line: str, place: str) -> Record:
     try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{place}: not JSON ({error})") from error
-    if not isinstance(record, dict):
-        raise DataError(f"{place}: not a JSON object")
-    return record
+        return read_object(line)
+    except DataError as error:
+        raise DataError(f"{place}: {error}") from error
 
 
 def _record_text(record: Record, style: Style, place: str) -> str:
     if isinstance(record.get("text"), str):
         return str(record["text"])
     try:
-        row = record_row(record)
+        row, _ = repair_row(record_row(record))
     except DataError as error:
         raise DataError(f"{place}: {error}") from error
     if is_mate_row(row):

@@ -24,6 +24,17 @@ Columns = Mapping[str, str]
 ORIGIN_KEY = b"rookworld"
 
 
+def read_object(line: str) -> Record:
+    """The object of a line of JSON, or a `DataError`."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"not JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise DataError("not a JSON object")
+    return record
+
+
 def format_of(path: Path) -> str:
     """The ending that says how a file is read, that of what is packed if it ends in `.xz`."""
     return Path(path.stem).suffix if path.suffix == ".xz" else path.suffix
@@ -32,15 +43,17 @@ def format_of(path: Path) -> str:
 @contextmanager
 def open_lines(path: Path) -> Iterator[TextIO]:
     """A file of lines, unpacked if need be; bytes that are no UTF-8 are replaced."""
+    opener = lzma.open if path.suffix == ".xz" else open
     try:
-        if path.suffix == ".xz":
-            with lzma.open(path, "rt", encoding="utf-8", errors="replace") as lines:
-                yield lines
-        else:
-            with path.open(encoding="utf-8", errors="replace") as lines:
-                yield lines
+        # the signature mark that some editors put first is no part of a row
+        file: TextIO = opener(path, "rt", encoding="utf-8-sig", errors="replace")
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    try:
+        with file:
+            yield file
     except (lzma.LZMAError, EOFError) as error:
         raise DataError(f"{path}: not a whole xz file ({error})") from error
 
@@ -104,8 +117,18 @@ def iterate_parquet(path: Path, columns: Sequence[str] | None = None) -> Iterato
     names = file.schema_arrow.names
     if missing := set(columns or ()) - set(names):
         raise DataError(f"{path}: no column {min(missing)!r}, only {', '.join(names)}")
-    for batch in file.iter_batches(columns=columns and list(columns)):
-        yield from batch.to_pylist()
+    batches = file.iter_batches(columns=columns and list(columns))
+    while (records := _next_records(path, batches)) is not None:
+        yield from records
+
+
+def _next_records(path: Path, batches: Iterator[Any]) -> list[Record] | None:
+    """The records of the next batch, None behind the last."""
+    try:
+        batch = next(batches, None)
+        return None if batch is None else batch.to_pylist()
+    except (OSError, ValueError) as error:  # Arrow's own error is one of value
+        raise DataError(f"{path}: a damaged Parquet file ({error})") from error
 
 
 def iterate_records(path: Path, optional: Sequence[str]) -> Iterator[Record]:
@@ -124,7 +147,7 @@ def read_records(path: Path, columns: Sequence[str] | None = None) -> list[Recor
     try:
         with open_lines(path) as lines:
             return [json.loads(line) for line in lines if line.strip()]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: not a JSONL file ({error})") from error
 
 

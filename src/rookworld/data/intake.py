@@ -3,7 +3,8 @@
 Which faults public RookWorld rows are known for, and what is done about them, each task says
 (`repair`).
 
-The law: nothing is dropped in silence. What cannot be read is kept with its place and the reason.
+Laws: texts and columns meet the same checks, and what passes them cannot raise later. Nothing is
+dropped in silence: what cannot be read is kept with its place and the reason.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rookworld.data.rows import record_row, text_row
+from rookworld.data.files import read_object
+from rookworld.data.rows import record_row, repair_row, row_record, text_row
 from rookworld.runtime.errors import DataError
-from rookworld.tasks.registry import TASKS, task_of
+from rookworld.tasks.registry import TASKS
 from rookworld.tasks.task import Row
 
 
@@ -56,33 +58,30 @@ class Intake:
         if row is None:
             self._reject(place, f"no {' nor '.join(TASKS)} row", text)
             return None
-        try:
-            repaired, repairs = task_of(row).repair(row, text)
-        except DataError as error:
-            self._reject(place, str(error), text)
-            return None
-        self.repairs.update(repairs)
-        return self._accept(repaired)
+        return self._take(row, place, text)
 
     def record(self, record: Mapping[str, Any], place: str) -> Row | None:
         """The row of a record, which holds columns of ours or one column `text`."""
         if isinstance(record.get("text"), str):
             return self.text(record["text"], place)
         try:
-            return self._accept(record_row(record))
+            row = record_row(record)
         except DataError as error:
             self._reject(place, str(error), json.dumps(record, default=str))
             return None
+        return self._take(row, place)
+
+    def own(self, record: Mapping[str, Any], place: str) -> Row:
+        """The row of a record that was checked where it was made, which takes twenty times less."""
+        self.rows += 1
+        return record_row(record)
 
     def line(self, line: str, place: str) -> Row | None:
         """The row of a line of JSON."""
         try:
-            record = json.loads(line)
-        except ValueError as error:
-            self._reject(place, f"not JSON: {error}", line)
-            return None
-        if not isinstance(record, dict):
-            self._reject(place, "not a JSON object", line)
+            record = read_object(line)
+        except DataError as error:
+            self._reject(place, str(error), line)
             return None
         return self.record(record, place)
 
@@ -97,9 +96,15 @@ class Intake:
                 f" {first.reason[:120]}"
             )
 
-    def _accept(self, row: Row) -> Row:
+    def _take(self, row: Row, place: str, text: str = "") -> Row | None:
+        try:
+            repaired, repairs = repair_row(row, text)
+        except DataError as error:
+            self._reject(place, str(error), text or json.dumps(row_record(row)))
+            return None
+        self.repairs.update(repairs)
         self.rows += 1
-        return row
+        return repaired
 
     def _reject(self, place: str, reason: str, content: str) -> None:
         self.malformed.append(Malformed(place, reason, content))

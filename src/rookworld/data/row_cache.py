@@ -34,6 +34,7 @@ from rookworld.data.files import (
     open_lines,
     parquet_columns,
     parquet_rows,
+    read_object,
 )
 from rookworld.data.intake import Intake
 from rookworld.data.rows import Record, is_mate_row, record_row, row_record, task_name
@@ -132,7 +133,9 @@ def raw_rows(path: Path) -> Iterator[Raw]:
     """What a file holds, unread: texts, or columns."""
     if path.suffix == ".parquet":
         names = ["text"] if "text" in parquet_columns(path) else None
-        yield from (record.get("text") or record for record in iterate_parquet(path, names))
+        for record in iterate_parquet(path, names):
+            text = record.get("text")
+            yield text if text and isinstance(text, str) else record
         return
     with open_lines(path) as lines:
         yield from (text for line in lines if (text := line.rstrip("\n")).strip())
@@ -170,7 +173,7 @@ def write_part(part: Path, chunk: Sequence[Raw], source: str, before: int) -> di
 def entry_of(raw: Raw) -> tuple[str, int, int] | None:
     """What is kept of a row: text, place of its task, hash of its position; None for a mate."""
     if isinstance(raw, str) and raw.lstrip()[:1] == "{":
-        raw = _record(raw)
+        raw = read_object(raw)
     if isinstance(raw, dict) and isinstance(raw.get("text"), str):
         raw = str(raw["text"])
     if isinstance(raw, dict):
@@ -185,16 +188,6 @@ def entry_of(raw: Raw) -> tuple[str, int, int] | None:
         raise DataError(f"no {' nor '.join(TASKS)} row")
     # readers take any run of spaces for one
     return _SPACES.sub(" ", raw), LETTERS.index(task.letter), position_hash(fen)
-
-
-def _record(line: str) -> Record:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"not JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise DataError("not a JSON object")
-    return record
 
 
 # --- reading ------------------------------------------------------------------------------------

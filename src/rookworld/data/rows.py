@@ -13,8 +13,9 @@ from typing import Any, TypeGuard
 from rookworld.runtime.errors import DataError
 from rookworld.tasks.notation import position_key
 from rookworld.tasks.policy import POLICY
+from rookworld.tasks.position import check_moves, row_position
 from rookworld.tasks.registry import TASKS, task_of, task_of_record, task_of_text
-from rookworld.tasks.task import Row, Style
+from rookworld.tasks.task import Row, Style, typed
 
 Record = dict[str, Any]
 
@@ -29,6 +30,8 @@ class MateRow:
 
 MATE = "mate"
 """What mates are called where rows are called by their task's letter."""
+SHOWN = 300
+"""Characters of a record in a message."""
 MATE_COLUMNS = {"fen": "string", "mates": "list<string>"}
 
 
@@ -76,13 +79,30 @@ def record_row(record: Mapping[str, Any]) -> Row:
     """The row of a file's columns, or a `DataError` that says what is wrong with them."""
     try:
         if "mates" in record:
-            return MateRow(record["fen"], tuple(record["mates"]))
+            return MateRow(
+                **{name: typed(record[name], MATE_COLUMNS[name]) for name in MATE_COLUMNS}
+            )
         row: Row = (task_of_record(record) or POLICY).row_from_record(record)
     except KeyError as error:
         raise DataError(f"no column {error} among {sorted(record)}") from error
     except TypeError as error:
-        raise DataError(f"a column is empty or of the wrong type: {dict(record)}") from error
+        shown = f"{dict(record)}"[:SHOWN]
+        raise DataError(f"a column is empty or of the wrong type: {shown}") from error
     return row
+
+
+def repair_row(row: Row, text: str = "") -> tuple[Row, tuple[str, ...]]:
+    """A row from outside, checked and repaired, and what was wrong with it; or a `DataError`.
+
+    `text` is what it was read from, if that was no columns.
+    """
+    if not is_mate_row(row):
+        repaired: tuple[Row, tuple[str, ...]] = task_of(row).repair(row, text)
+        return repaired
+    check_moves(row_position(row.fen), row.mates)
+    if not row.mates:
+        raise DataError(f"no mate in it: {row.fen}")
+    return row, ()
 
 
 def row_key(row: Row) -> str:

@@ -15,8 +15,8 @@ from rookworld.data.rows import is_mate_row, row_text, task_name
 from rookworld.data.sources import load_rows
 from rookworld.runtime.atomic_files import write_text
 from rookworld.runtime.errors import ConfigError
-from rookworld.tasks.engine import parse_position
 from rookworld.tasks.notation import is_move_text
+from rookworld.tasks.position import parse_position
 from rookworld.tasks.registry import task_of
 from rookworld.tasks.task import Letter, Row, Style
 

@@ -30,6 +30,7 @@ import chess
 
 from rookworld.runtime.errors import DataError, EngineError
 from rookworld.tasks.notation import MATE
+from rookworld.tasks.position import parse_position
 
 SYSTEM_FOLDERS = "/usr/games"
 """Where Debian puts it, which is not on everybody's PATH."""
@@ -40,14 +41,6 @@ OUTPUT_LIMIT = 16 * 2**20
 
 WIDENINGS = (1, 16, 256)
 """Factors on the node limit, tried in turn until a search finishes at least its first depth."""
-
-# A re-written FEN has these put right; any other fault can crash an engine.
-_HARMLESS = (
-    chess.STATUS_BAD_CASTLING_RIGHTS
-    | chess.STATUS_INVALID_EP_SQUARE
-    | chess.STATUS_TOO_MANY_CHECKERS
-    | chess.STATUS_IMPOSSIBLE_CHECK
-)
 
 
 class EngineLost(EngineError):
@@ -105,19 +98,6 @@ def find_engine(explicit: str | None = None) -> Path:
         f"no chess engine found in STOCKFISH_PATH, PATH or {SYSTEM_FOLDERS}: install it with"
         " `apt install stockfish` or `brew install stockfish`, or give its path with --engine"
     )
-
-
-def parse_position(fen: str) -> chess.Board:
-    """The position of a FEN that is safe to send to an engine, or a `DataError`."""
-    if not fen.isprintable():
-        raise DataError(f"FEN with control characters refused: {fen!r}")
-    try:
-        board = chess.Board(fen)
-    except ValueError as error:
-        raise DataError(f"not a FEN: {fen!r} ({error})") from error
-    if board.status() & ~_HARMLESS:
-        raise DataError(f"not a legal position: {fen!r}")
-    return board
 
 
 def default_timeout_s(nodes: int) -> float:

@@ -18,7 +18,8 @@ import chess
 
 from rookworld.runtime.errors import DataError
 from rookworld.runtime.metric_info import Metric
-from rookworld.tasks.notation import read_fen, squares
+from rookworld.tasks.notation import is_move_text, read_fen, squares
+from rookworld.tasks.position import legal_move, row_position
 from rookworld.tasks.reward import A_WEIGHTS, RewardRules, board_similarity, combine
 from rookworld.tasks.task import (
     Drawing,
@@ -53,6 +54,9 @@ RIGHT_BOARD: Final = 0.35
 """Similarity from which a new FEN counts as right in the graduated levels: one field behind the
 board may be wrong."""
 
+_PLAYED = re.compile(r"[!-*,-~]{1,8}")
+"""What can stand where a move belongs: algebraic notation is the longest, `+` ends the field."""
+
 _REWARD = re.compile(r"-?[0-9]{1,3}\.[0-9]{1,3}")
 
 
@@ -76,8 +80,13 @@ def transition(fen: str, move: str, history: Sequence[str] = ()) -> EnvironmentR
         board = chess.Board(fen)
     except ValueError as error:
         raise DataError(f"not a position: {fen!r} ({error}); give a FEN") from error
+    return _played(board, fen, move, history)
+
+
+def _played(board: chess.Board, fen: str, move: str, history: Sequence[str]) -> EnvironmentRow:
+    """`transition` of the board that `fen` spells, which is changed."""
     plies = (*history, move)[-HISTORY_PLIES:]
-    played = _legal(board, move)
+    played = legal_move(board, move)
     if played is None:
         return EnvironmentRow(fen, move, plies, fen, ILLEGAL, False, True, "illegal")
     kind = _kind(board, played)
@@ -88,11 +97,6 @@ def transition(fen: str, move: str, history: Sequence[str] = ()) -> EnvironmentR
     won = outcome.winner is not None
     reward, kind = (WON, "mate") if won else (DRAWN, "draw")
     return EnvironmentRow(fen, move, plies, board.fen(), reward, True, False, kind)
-
-
-def _legal(board: chess.Board, text: str) -> chess.Move | None:
-    """The legal move spelled exactly so: python-chess alone would take `e1h1` for castling."""
-    return next((move for move in board.legal_moves if move.uci() == text), None)
 
 
 def _kind(board: chess.Board, move: chess.Move) -> str:
@@ -281,10 +285,16 @@ class EnvironmentTask(Task[EnvironmentRow, EnvironmentAnswer]):
 
     def repair(self, row: EnvironmentRow, text: str) -> tuple[EnvironmentRow, tuple[str, ...]]:
         """Some public rows lack their letter; labels are replaced by what the rules say."""
+        board = row_position(row.fen)
         if not row.history or row.history[-1] != row.move:
             raise DataError("the history does not end with the move")
-        true = transition(row.fen, row.move, row.history[:-1])
-        prefixed = text.lstrip().startswith(f"{self.letter}:")
+        if _PLAYED.fullmatch(row.move) is None:
+            raise DataError(f"no text of a move: {row.move[:12]!r}")
+        stray = next((ply for ply in row.history[:-1] if not is_move_text(ply)), None)
+        if stray is not None:
+            raise DataError(f"no move in the history: {stray[:12]!r}")
+        true = _played(board, row.fen, row.move, row.history[:-1])
+        prefixed = not text or text.lstrip().startswith(f"{self.letter}:")
         repairs = [] if prefixed else ["rows without a prefix were taken as A rows"]
         if true != row:
             repairs.append("A rows had labels against the rules: they now follow them")
@@ -297,7 +307,7 @@ class EnvironmentTask(Task[EnvironmentRow, EnvironmentAnswer]):
     def draw_truth(self, truth: Mapping[str, Any]) -> Drawing:
         """The board behind the move."""
         move, kind = str(truth.get("move", "")), str(truth.get("kind", "")).replace("_", " ")
-        legal = _legal(chess.Board(truth["fen"]), move)
+        legal = legal_move(chess.Board(truth["fen"]), move)
         san = chess.Board(truth["fen"]).san(legal) if legal else move
         return Drawing(
             board=str(truth.get("next_fen", truth["fen"])),

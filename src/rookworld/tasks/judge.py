@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from rookworld.tasks.engine import Line, Query, parse_position
+from rookworld.tasks.engine import Line, Query
 from rookworld.tasks.engine_cache import EngineCache
 from rookworld.tasks.engine_pool import EnginePool
+from rookworld.tasks.position import parse_position
 from rookworld.tasks.task import Analysis, PolicyRow, legal_moves
 
 NODES = 20_000

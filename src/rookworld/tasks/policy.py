@@ -11,12 +11,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from random import Random
 from typing import Any, ClassVar, Final, Literal
 
 from rookworld.runtime.errors import DataError
 from rookworld.runtime.metric_info import Metric
-from rookworld.tasks.notation import cp_text, grid_text, is_mate, is_move_text, read_fen, text_cp
+from rookworld.tasks.notation import (
+    MATE,
+    cp_text,
+    grid_text,
+    is_mate,
+    is_move_text,
+    read_fen,
+    text_cp,
+)
+from rookworld.tasks.position import check_moves, row_position
 from rookworld.tasks.reward import (
     FORCED_BEST,
     RewardRules,
@@ -244,10 +254,8 @@ class PolicyTask(Task[PolicyRow, PolicyAnswer]):
 
     def row_from_record(self, record: Mapping[str, Any]) -> PolicyRow:
         """The row of a file's columns; a file may lack the depth."""
-        row = super().row_from_record({**record, "depth": record.get("depth") or 0})
-        if not row.moves or len(row.moves) != len(row.cp):
-            raise DataError(f"{len(row.moves)} moves with {len(row.cp)} evaluations: {row.fen}")
-        return row
+        depth = record.get("depth")
+        return super().row_from_record({**record, "depth": 0 if depth is None else depth})
 
     def is_right(self, verdict: Verdict) -> bool:
         """Whether the best move was chosen."""
@@ -264,8 +272,11 @@ class PolicyTask(Task[PolicyRow, PolicyAnswer]):
     def repair(self, row: PolicyRow, text: str) -> tuple[PolicyRow, tuple[str, ...]]:
         """Public rows with Black to move name the worst of the five moves as B, not the best.
 
-        Evaluations are right, so the row, which is best first, is right already.
+        Evaluations are right, so the row of a text, which is best first, is right already.
         """
+        row, repairs = _sound(row)
+        if not text:
+            return row, repairs
         said = self.parse(text.partition("M:")[2].strip())
         if dict(zip(row.moves, row.cp, strict=True))[said.best] == row.cp[0]:
             return row, ()
@@ -362,6 +373,29 @@ def win_loss(row: PolicyRow, move: str, truth: Analysis, judge: Judge | None) ->
     if cp is None:
         return None
     return max(0.0, win_percent(max(truth.cp)) - win_percent(cp)) / 100
+
+
+def _sound(row: PolicyRow) -> tuple[PolicyRow, tuple[str, ...]]:
+    """A row with its moves best first, and whether that took doing; a `DataError` if it is none."""
+    board = row_position(row.fen)
+    check_moves(board, row.moves)
+    if len(row.moves) != len(row.cp):
+        raise DataError(f"{len(row.moves)} moves with {len(row.cp)} evaluations: {row.fen}")
+    most = len(row.moves)
+    if most != MOST_MOVES:  # counting all legal moves costs as much as everything else here
+        most = min(MOST_MOVES, board.legal_moves.count())
+    if not most:
+        raise DataError(f"no legal move: {row.fen}")
+    if len(row.moves) != most:
+        raise DataError(f"{len(row.moves)} moves listed where {most} exist: {row.fen}")
+    beyond = next((cp for cp in row.cp if abs(cp) > MATE), None)
+    if beyond is not None:
+        raise DataError(f"an evaluation beyond mate, {beyond}: {row.fen}")
+    if all(first >= second for first, second in pairwise(row.cp)):
+        return row, ()
+    ranked = sorted(zip(row.moves, row.cp, strict=True), key=lambda pair: -pair[1])
+    moves, cp = zip(*ranked, strict=True)
+    return replace(row, moves=moves, cp=cp), ("P rows had moves not best first: now they have",)
 
 
 def _content(

@@ -9,6 +9,7 @@ this module, and tokens: a task sees text only.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import chess
 
 from rookworld.runtime.metric_info import Metric
 from rookworld.tasks.notation import position_key
+from rookworld.tasks.position import row_position
 from rookworld.tasks.reward import RewardRules
 
 Style = Literal["padded", "compact"]
@@ -229,10 +231,7 @@ class Task(ABC, Generic[RowT, AnswerT]):
     def row_from_record(self, record: Mapping[str, Any]) -> RowT:
         """The row of a file's columns; a KeyError or TypeError where they are not a row's."""
         return self.row_type(
-            **{
-                name: tuple(record[name]) if kind.startswith("list") else record[name]
-                for name, kind in self.columns.items()
-            }
+            **{name: typed(record[name], kind) for name, kind in self.columns.items()}
         )
 
     # What follows has a default that suits most tasks.
@@ -264,8 +263,10 @@ class Task(ABC, Generic[RowT, AnswerT]):
     def repair(self, row: RowT, text: str) -> tuple[RowT, tuple[str, ...]]:
         """A row from outside without its known faults, and what these were, in words.
 
-        Raises a DataError for a row that cannot be repaired.
+        Raises a DataError for a row that cannot be repaired: what is returned raises nowhere.
+        `text` is what it was read from, empty if that was columns.
         """
+        row_position(row.fen)
         return row, ()
 
     def public_text(self, row: RowT, style: Style, random: Random) -> str | None:
@@ -283,6 +284,27 @@ class Task(ABC, Generic[RowT, AnswerT]):
 
 
 AnyTask = Task[Any, Any]
+
+_INT = re.compile(r"int([0-9]+)")
+
+
+def typed(value: Any, kind: str) -> Any:
+    """A value of a column as its type has it (lists as tuples); a TypeError if it is of another."""
+    if kind.startswith("list<"):
+        if not isinstance(value, list | tuple):
+            raise TypeError(kind)
+        return tuple(typed(one, kind[5:-1]) for one in value)
+    if kind == "string" and isinstance(value, str):
+        return value
+    if kind == "bool" and value in (0, 1) and isinstance(value, bool | int):
+        return bool(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if kind == "double" and not abs(value) >= 1e300:  # NaN passes: whose it is says what of it
+            return float(value)
+        bits = _INT.fullmatch(kind)
+        if bits and value == value // 1 and abs(value) < 2 ** (int(bits[1]) - 1):
+            return int(value)
+    raise TypeError(kind)
 
 
 def strip_end(text: str) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rookworld.data.rows import Record, record_row, row_record
+from rookworld.data.rows import Record, record_row, repair_row, row_record
 from rookworld.runtime.errors import DataError
 from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.policy import POLICY
@@ -101,4 +101,6 @@ def _rows(task: AnyTask, count: int, columns: Mapping[str, Any]) -> list[Any]:
         )
     known = {name for one in TASKS.values() for name in one.columns} & set(columns)
     records = [{name: columns[name][place] for name in known} for place in range(count)]
-    return [record_row(one) if task_of_record(one) is task else None for one in records]
+    return [
+        repair_row(record_row(one))[0] if task_of_record(one) is task else None for one in records
+    ]

@@ -64,10 +64,15 @@ def _lines_of(path: Path) -> Iterator[str]:
             fen, listed = read_fen(record["fen"]), record.get("moves") or record.get("mates") or []
         except (KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{path}, row {number}: no 'fen' in it") from error
-        if fen is None or not isinstance(listed, list):
+        if fen is None or not (isinstance(listed, list) and all(map(is_word, listed))):
             wrong = record["fen"] if fen is None else listed
             raise DataError(f"{path}, row {number}: not a FEN, or not a list of moves: {wrong!r}")
         yield " ".join((_as_written_here(fen), *listed)) + "\n"
+
+
+def is_word(move: object) -> bool:
+    """Whether something listed can stand among the words of a line."""
+    return isinstance(move, str) and len(move.split()) == 1
 
 
 def _as_written_here(fen: str) -> str:
