@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rookworld.data.sources import load_rows
 from rookworld.tasks.hacks import hacks
-from rookworld.tasks.notation import GRID_CP, cp_text, flip_fen, flip_move, grid_index
+from rookworld.tasks.notation import EVALS, GRID_CP, cp_text, flip_fen, flip_move, grid_index
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.reward import (
     FORMAT_ONLY,
@@ -22,7 +23,7 @@ from rookworld.tasks.reward import (
     Shaping,
     win_percent,
 )
-from rookworld.tasks.task import END, Analysis, PolicyRow, Style
+from rookworld.tasks.task import END, Analysis, PolicyRow, Style, legal_moves
 
 RULES = RewardRules()
 SHAPINGS: list[Shaping] = ["continuous", "linear", "graduated", "binary"]
@@ -168,6 +169,26 @@ def test_listing_all_of_few_legal_moves_shows_nothing(
     for best in row.moves:
         text = say(row.moves[::-1], [value] * len(row.moves), best)
         assert score(row, text, RewardRules(reward_shaping=shaping)) <= FORMAT_ONLY + 1e-9
+
+
+@pytest.mark.parametrize("shaping", ["continuous", "linear", "graduated", "binary"])
+def test_one_evaluation_for_all_of_few_legal_moves_is_paid_only_where_it_is_true(
+    shaping: Shaping,
+) -> None:
+    """Moves in any order and any one evaluation: nothing that tells one position from another."""
+    found, rng = load_rows("embedded:test"), random.Random(0)
+    few = [row for row in POLICY.select(found) if len(legal_moves(row.fen)) <= len(row.moves)]
+    assert len(few) > 50
+    rules, over = RewardRules(reward_shaping=shaping), 0
+    for row in few:
+        moves = rng.sample(row.moves, len(row.moves))
+        for value in (*EVALS[:12], *EVALS[12:-12:8]):
+            earned = score(row, say(moves, [value] * len(moves), rng.choice(moves)), rules)
+            true = all(EVALS[grid_index(cp)] == value for cp in row.cp)
+            assert true or earned <= FORMAT_ONLY + 1e-9, (row, value)
+            over += earned > 0.6
+        assert score(row, gold(row), rules) == score(row, gold(row, "padded"), rules) == 1.0
+    assert over / len(few) / 28 < 0.02
 
 
 def test_among_few_moves_the_better_best_move_still_earns_more() -> None:

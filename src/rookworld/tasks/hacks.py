@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from rookworld.tasks.environment import ENVIRONMENT
-from rookworld.tasks.notation import cp_text
+from rookworld.tasks.notation import EVALS, cp_text, grid_index
 from rookworld.tasks.policy import MOST_MOVES, POLICY, win_loss
 from rookworld.tasks.reward import FORMAT_ONLY, MISTAKE, ONE_WRONG
 from rookworld.tasks.task import Analysis, EnvironmentRow, PolicyRow, Row, legal_moves
@@ -45,9 +45,20 @@ def _analyses(row: PolicyRow) -> Iterator[Hack]:
     loss = win_loss(row, row.moves[-1], Analysis(row.moves, row.cp), None)
     if loss is not None and loss >= MISTAKE:
         yield Hack("a mistake as B", analysis(row.moves, true, row.moves[-1]), ONE_WRONG)
+    if row.moves and len(legal_moves(row.fen)) <= len(row.moves):
+        yield from _flat(row)
     junk = sorted(legal_moves(row.fen) - set(row.moves))[:MOST_MOVES]
     if len(junk) == MOST_MOVES:
         yield Hack("legal junk", analysis(junk, true, junk[0]), FORMAT_ONLY)
+
+
+def _flat(row: PolicyRow) -> Iterator[Hack]:
+    """One evaluation for all of few legal moves, unless it happens to be true of all."""
+    true = {grid_index(cp) for cp in row.cp}
+    for value in ("0.0", "-9.0", "-999.97", EVALS[min(true)], EVALS[max(true)]):
+        if true != {EVALS.index(value)}:
+            text = analysis(row.moves, [value] * len(row.moves), row.moves[0])
+            yield Hack("one evaluation for every legal move", text, FORMAT_ONLY)
 
 
 def _transitions(row: EnvironmentRow) -> Iterator[Hack]:

@@ -30,6 +30,7 @@ from rookworld.tasks.position import check_moves, row_position
 from rookworld.tasks.reward import (
     FORCED_BEST,
     RewardRules,
+    beyond_flat,
     combine,
     evaluation_accuracy,
     move_quality,
@@ -412,6 +413,8 @@ def _content(
     pairs = [(spoken[m], cp) for m, cp in zip(truth.moves, truth.cp, strict=True) if m in spoken]
     count = len(truth.moves)
     accuracy = sum(evaluation_accuracy(*pair) for pair in pairs) / count
+    if len(said.moves) >= legal:
+        accuracy = beyond_flat(accuracy, truth.cp)
     parts |= content_parts(best, accuracy, len(pairs), len(said.moves), count, legal)
 
 
@@ -421,7 +424,8 @@ def content_parts(
     """The content parts of a list of `listed` moves, `hits` of them among `count` true ones.
 
     `candidates` is 0 for what as many random legal moves would hit. Where every legal move has to
-    be listed the list shows nothing and B little, so all is paid by the evaluations.
+    be listed the list shows nothing and B little, so all is paid by the evaluations; `accuracy` is
+    then what they show beyond one evaluation for all.
     """
     whole = best * accuracy
     if listed >= legal:

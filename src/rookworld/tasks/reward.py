@@ -12,9 +12,9 @@ Left out on purpose: advantages and normalisation by group, which belong to the 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated, Final, Literal, get_args
 
 from rookworld.runtime.bounds import Bounds, PositiveShare, check_bounds
@@ -149,6 +149,31 @@ def evaluation_accuracy(said_cp: int, true_cp: int) -> float:
     scale = min(max(abs(_GRID_WIN[true] - 0.5), EVAL_SCALE[0]), EVAL_SCALE[1])
     error = abs(_GRID_WIN[said] - _GRID_WIN[true]) / scale
     return max(0.0, 1 - max(error, EVAL_STEP * abs(said - true)))
+
+
+@lru_cache(maxsize=4096)
+def flat_accuracy(true_cp: tuple[int, ...]) -> float:
+    """The most that one evaluation for every move can be right."""
+    places = sorted(map(grid_index, true_cp))
+    return max(
+        mean_accuracy((GRID_CP[one], cp) for cp in true_cp)
+        for one in range(places[0], places[-1] + 1)
+    )
+
+
+def mean_accuracy(pairs: Iterable[tuple[int, int]]) -> float:
+    """Mean accuracy of evaluations, said and true."""
+    found = [evaluation_accuracy(said, true) for said, true in pairs]
+    return math.fsum(found) / len(found)
+
+
+def beyond_flat(accuracy: float, true_cp: tuple[int, ...]) -> float:
+    """What an accuracy shows beyond the best single evaluation for every move; exact ones are 1.
+
+    Where that one is exact itself, as with a single move, nothing short of it shows anything.
+    """
+    flat = flat_accuracy(true_cp)
+    return 1.0 if accuracy == 1.0 else max(0.0, (accuracy - flat) / (1 - flat)) if flat < 1 else 0.0
 
 
 def board_similarity(wrong: int, copied: int, fields_wrong: int, shaping: Shaping) -> float:
