@@ -1,8 +1,7 @@
-"""A model in other people's programs: the exported folder, its card, and the UCI door."""
+"""A model in other people's programs: the exported folder and its card."""
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pytest
@@ -51,13 +50,3 @@ def test_a_card_tells_what_the_run_knows(tmp_path: Path) -> None:
 def test_export_without_a_model_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export"]) == 2
     assert "name one model folder" in capsys.readouterr().err
-
-
-def test_uci_answers_on_standard_output(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("uci\nposition startpos\ngo\nquit\n"))
-    assert main(["uci", str(tiny_folder), "--device", "cpu"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "id name RookWorld tiny"
-    assert lines[-1].startswith("bestmove ")

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rookworld.cli.display import say
 from rookworld.cli.flags import leading, parse
 from rookworld.runtime.errors import ConfigError
 
+if TYPE_CHECKING:
+    from rookworld.evaluation.opinion import Thinker
+
+
+LONGEST_LINE = 4 * 2**20
+"""Bytes of a line; a `position` with the moves of the longest game is a thousandth of it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class UciSettings:
-    """Speak UCI on standard input and output."""
+    """Speak UCI on standard input and output; see docs/play.md."""
 
+    checkpoint: str = ""
+    """Of a run's folder: `final`, `best` or a step; the last one if empty."""
+    sides: bool = False
+    """Average the first move over the position and its images: stronger, and slower."""
+    legal_only: bool = False
+    """Let the model write no illegal move."""
+    temperature: float = 0.0
+    """Temperature of what the model says; 0 is greedy."""
+    top_p: float = 1.0
+    """Draw from the most probable tokens that reach this mass; 1 is all of them."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -26,18 +44,50 @@ class UciSettings:
 
 
 def uci(args: list[str]) -> int:
-    from rookworld.evaluation.generator import load_answerer
     from rookworld.uci import serve
 
     models, rest = leading(args)
     settings = parse(UciSettings, rest, command="rookworld uci", default=UciSettings())
-    model = one_model(models, "uci") if models else "nano"
-    answerer = load_answerer(
-        model, device=settings.device, dtype=settings.dtype, batch_size=64, seed=settings.seed
-    )
-    for line in serve(answerer, Path(model).name, sys.stdin):
+    given = {
+        "Model": one_model(models, "uci") if models else "nano",
+        "Checkpoint": settings.checkpoint,
+        "Sides": str(settings.sides).lower(),
+        "LegalOnly": str(settings.legal_only).lower(),
+        "Temperature": str(settings.temperature),
+        "TopP": str(settings.top_p),
+    }
+
+    def load(model: str, checkpoint: str) -> Thinker:
+        from rookworld.evaluation.generator import load_answerer
+        from rookworld.evaluation.opinion import Thinker
+        from rookworld.model.checkpoint import model_of_run
+
+        folder = model_of_run(model, checkpoint)
+        return Thinker(
+            load_answerer(folder, device=settings.device, dtype=settings.dtype, seed=settings.seed)
+        )
+
+    for line in serve(load, lines_of(sys.stdin.fileno()), given):
         print(line, flush=True)
     return 0
+
+
+def lines_of(descriptor: int) -> Iterator[str]:
+    """Lines as they arrive; one beyond any sense is left out, so that memory stays bounded.
+
+    Read by hand: a thread that waits inside `sys.stdin` cannot be left behind at the end.
+    """
+    rest, dropping = b"", False
+    while chunk := os.read(descriptor, 65_536):
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            if not dropping:
+                yield line.decode("utf-8", "replace")
+            dropping = False
+        if len(rest) > LONGEST_LINE:
+            rest, dropping = b"", True
+    if rest and not dropping:
+        yield rest.decode("utf-8", "replace")
 
 
 @dataclass(frozen=True, kw_only=True)

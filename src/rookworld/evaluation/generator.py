@@ -6,7 +6,7 @@ the random numbers of a prompt come from a hash of its text; so neither the orde
 the batch size changes what is drawn.
 
 torch is loaded only when a model answers: settings and `--help` import this module too.
-Left out on purpose: constraints on the text. An evaluation measures what the model says unaided.
+An evaluation measures what the model says unaided; only who plays may set a `constraint`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from rookworld.model.gpt2 import GPT2
-    from rookworld.model.sampling.sampler import Sampler
+    from rookworld.model.sampling.sampler import Constraint, Sampler
     from rookworld.model.tokenizer import Tokenizer
 
 Progress = Callable[[str, int, int], None]
@@ -80,6 +80,7 @@ class ModelAnswerer:
         batch_size: int = 64,
         temperature: float = 0.0,
         top_k: int = 0,
+        top_p: float = 1.0,
         samples: int = 1,
         seed: int = 0,
         progress: Progress | None = None,
@@ -92,13 +93,18 @@ class ModelAnswerer:
         self.batch_size = batch_size
         self.temperature = temperature
         self.top_k = top_k
+        self.top_p = top_p
         self.samples = samples
         self.seed = seed
         self.progress = progress
+        self.constraint: Callable[[Sequence[str]], Constraint] | None = None
+        """Prompts -> what may be written; for whoever plays, never for an evaluation."""
         self._sampler: Sampler | None = None
         self._versions: list[int] = []
 
-    def sampling(self, temperature: float, *, top_k: int = 0, samples: int = 1) -> ModelAnswerer:
+    def sampling(
+        self, temperature: float, *, top_k: int = 0, top_p: float = 1.0, samples: int = 1
+    ) -> ModelAnswerer:
         """The same model, drawing its answers in another way."""
         return ModelAnswerer(
             self.model,
@@ -106,6 +112,7 @@ class ModelAnswerer:
             batch_size=self.batch_size,
             temperature=temperature,
             top_k=top_k,
+            top_p=top_p,
             samples=samples,
             seed=self.seed,
             progress=self.progress,
@@ -166,6 +173,7 @@ class ModelAnswerer:
             Sampling(
                 temperature=self.temperature,
                 top_k=self.top_k,
+                top_p=self.top_p,
                 max_new_tokens=task_of_text(prompt).new_tokens[self.style],
             )
             for prompt, _ in asked
@@ -177,6 +185,9 @@ class ModelAnswerer:
             eos=self.tokenizer.eos,
             seed=self.seed,
             keys=[prompt_key(f"{salt} {prompt}" if salt else prompt) for prompt, salt in asked],
+            constraint=self.constraint([prompt for prompt, _ in asked])
+            if self.constraint
+            else None,
         )
         tokens, lengths = drawn.tokens.tolist(), drawn.lengths.tolist()
         texts = self.tokenizer.decode_batch(

@@ -26,7 +26,7 @@ from rookworld.model.gpt2 import GPT2
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import read_config, write_model
 from rookworld.runtime.atomic_files import atomic_folder
-from rookworld.runtime.errors import ConfigError, RookworldError
+from rookworld.runtime.errors import ConfigError, ModelError, RookworldError
 from rookworld.runtime.run_folder import read_json
 
 TENSORS, STATE, MANIFEST = "trainer.safetensors", "trainer.json", "manifest.json"
@@ -155,6 +155,24 @@ def saved_checkpoints(folder: Path) -> list[Path]:
     found = (folder / "checkpoints").glob("step-*")
     numbered = (path for path in found if NUMBERED.fullmatch(path.name) and path.is_dir())
     return sorted(numbered, key=step_of)
+
+
+def model_of_run(source: str, checkpoint: str = "") -> str:
+    """The model folder of a run's checkpoint: `final`, `best` or a step; empty is the last one.
+
+    What is no run stays as it is.
+    """
+    folder = Path(source)
+    saved = saved_checkpoints(folder)
+    named = {str(step_of(path)): path for path in saved}
+    kept = {"best": folder / "checkpoints" / "best", "final": folder / "final"}
+    named |= {name: path for name, path in kept.items() if saved and path.is_dir()}
+    if not checkpoint:
+        return str(named.get("final", saved[-1])) if saved else source
+    if checkpoint not in named:
+        there = ", ".join(named) or "none, it is no run's folder"
+        raise ModelError(f"{source}: no checkpoint {checkpoint!r}; there are {there}")
+    return str(named[checkpoint])
 
 
 def mark_sound(folder: Path) -> None:
