@@ -33,7 +33,11 @@ def main(faults: Path) -> None:
         elif words[0] == "ucinewgame":
             searches = 0
         elif words[0] == "position":
-            fen = " ".join(words[2:])
+            fen, _, played = " ".join(words[2:]).partition(" moves ")
+            board = chess.Board(fen)
+            for move in played.split():
+                board.push_uci(move)
+            fen = board.fen() if played else fen
         elif words[0] == "go":
             if left := int(faults.read_text()):
                 faults.write_text(str(left - 1))

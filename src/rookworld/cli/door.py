@@ -32,6 +32,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sweep": ("runs:sweep", "many trainings over a space of settings"),
     "data": ("data:data", "generate, import, show, pack or mine rows"),
     "uci": ("play:uci", "the model as a UCI engine for any chess program"),
+    "match": ("matches:match", "two players, paired games, Elo with intervals, SPRT"),
+    "selfplay": ("matches:selfplay", "a model against itself: how long its games stay legal"),
     "export": ("play:export", "a Hugging Face folder with a model card"),
 }
 """Command -> (function in rookworld.cli that takes the arguments, one line of help)."""

@@ -35,6 +35,8 @@ TAKES = {
     "report": "RUN [RUN …]",
     "sweep": "[FILE]",
     "uci": "[MODEL]",
+    "match": "A B",
+    "selfplay": "MODEL",
     "export": "MODEL",
     "data import": "SOURCE [SOURCE …]",
     "data export": "SOURCE [SOURCE …]",

@@ -7,13 +7,13 @@ model answers for all of them at once; what it plays in one does not depend on t
 The engine is limited by nodes, never by seconds (a deadline only guards against one that hangs), so
 its strength does not depend on the machine. Below skill 20 Stockfish draws its mistakes from the
 clock, so those games do not repeat.
-Left out on purpose: clocks, resignation, draw offers.
+Left out on purpose: clocks, draw offers; resignation is a `referee`'s affair.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -22,8 +22,10 @@ import chess
 import chess.pgn
 
 from rookworld.evaluation.generator import Answerer, analyses
+from rookworld.evaluation.pairs import normalised_elo
 from rookworld.evaluation.statistics import (
     Estimate,
+    Values,
     elo_difference,
     known,
     match_score,
@@ -156,8 +158,19 @@ def new_game(number: int, white: Player, black: Player, opening: Sequence[str] =
     return game
 
 
-def play_out(games: Sequence[Game], *, max_plies: int, claim_draw: bool) -> None:
-    """Play all games to their end, one ply of each at a time."""
+Look = Callable[[Game], None]
+"""Called with a game: after each ply of one that goes on, or at the end of one."""
+
+
+def play_out(
+    games: Sequence[Game],
+    *,
+    max_plies: int,
+    claim_draw: bool,
+    referee: Look | None = None,
+    ended: Look | None = None,
+) -> None:
+    """Play all games to their end, one ply of each at a time; a referee may end one too."""
     while active := [game for game in games if not game.end]:
         turns: dict[int, list[Game]] = {}
         for game in active:
@@ -167,9 +180,13 @@ def play_out(games: Sequence[Game], *, max_plies: int, claim_draw: bool) -> None
             moves = turn[0].mover.choose(boards, numbers)
             for game, move in zip(turn, moves, strict=True):
                 game.play(move)
-        for game in games:
+        for game in active:
             if not game.end:
                 game.adjudicate(max_plies, claim_draw)
+            if referee is not None and not game.end:
+                referee(game)
+            if ended is not None and game.end:
+                ended(game)
 
 
 class Played(NamedTuple):
@@ -188,24 +205,40 @@ def match(
         games.append(new_game(2 * pair, player, opponent, opening))
         games.append(new_game(2 * pair + 1, opponent, player, opening))
     play_out(games, max_plies=max_plies, claim_draw=True)
-    points = known(game.points(player) for game in games)
-    score = match_score(points.reshape(-1, 2).mean(axis=1))
+    return Played(games, match_estimates(player, games))
+
+
+def match_estimates(player: Player, games: Sequence[Game]) -> dict[str, Estimate]:
+    """What a match amounts to for one of its players; games come in pairs."""
+    pairs = pair_scores(player, games)
+    score, normalised = match_score(pairs), normalised_elo(pairs)
     forfeits = sum(game.end == "illegal" and game.points(player) == 0 for game in games)
-    estimates = {
+    return {
         "match/score": score,
         "match/elo": elo_difference(score),
+        **({"match/normalised_elo": normalised} if normalised is not None else {}),
         "match/forfeits": share(forfeits, len(games)),
         **_ends("match", games),
     }
-    return Played(games, estimates)
+
+
+def pair_scores(player: Player, games: Sequence[Game]) -> Values:
+    """A player's mean score in each pair of games."""
+    scores: Values = known(game.points(player) for game in games).reshape(-1, 2).mean(axis=1)
+    return scores
 
 
 def selfplay(
-    player: Player, n: int, *, starts: Sequence[Sequence[str]] = (), max_plies: int = 600
+    player: Player,
+    n: int,
+    *,
+    starts: Sequence[Sequence[str]] = (),
+    max_plies: int = 600,
+    ended: Look | None = None,
 ) -> Played:
     """`n` games of a player against itself, from the initial position or from given openings."""
     games = [new_game(i, player, player, starts[i] if starts else ()) for i in range(n)]
-    play_out(games, max_plies=max_plies, claim_draw=False)
+    play_out(games, max_plies=max_plies, claim_draw=False, ended=ended)
     plies = known(game.plies for game in games)
     illegal = sum(game.end == "illegal" for game in games)
     moves = int(plies.sum()) + illegal

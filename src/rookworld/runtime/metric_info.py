@@ -137,6 +137,8 @@ SUITE_METRICS = {
     "world/exact": Metric("Predictions right in its own world"),
     "match/score": Metric("Score of the match"),
     "match/elo": Metric("Elo difference", unit="Elo"),
+    "match/normalised_elo": Metric("Normalised Elo difference", unit="Elo"),
+    "match/replaced": Metric("Moves of the match that replace an illegal one", better="down"),
     "match/forfeits": Metric("Games lost by an illegal move", better="down"),
     "puzzles/solved/": Metric("Puzzles solved,"),
     "selfplay/ends/": Metric("Self-play ends:", better="none"),
