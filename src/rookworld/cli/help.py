@@ -34,6 +34,7 @@ TAKES = {
     "analyze": "RUN [RUN …]",
     "report": "RUN [RUN …]",
     "sweep": "[FILE]",
+    "play": "[MODEL]",
     "uci": "[MODEL]",
     "match": "A B",
     "selfplay": "MODEL",
