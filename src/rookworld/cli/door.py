@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "uci": ("play:uci", "the model as a UCI engine for any chess program"),
     "match": ("matches:match", "two players, paired games, Elo with intervals, SPRT"),
     "selfplay": ("matches:selfplay", "a model against itself: how long its games stay legal"),
+    "web": ("web:web", "a board in the browser: play, the model's world, checkpoints, live runs"),
     "export": ("play:export", "a Hugging Face folder with a model card"),
 }
 """Command -> (function in rookworld.cli that takes the arguments, one line of help)."""

@@ -38,6 +38,7 @@ TAKES = {
     "uci": "[MODEL]",
     "match": "A B",
     "selfplay": "MODEL",
+    "web": "[MODEL | RUN]",
     "export": "MODEL",
     "data import": "SOURCE [SOURCE …]",
     "data export": "SOURCE [SOURCE …]",

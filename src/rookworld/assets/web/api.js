@@ -1,0 +1,29 @@
+/* Questions to the server; the JSON interface is in docs/web.md. */
+
+export class Refusal extends Error {}
+
+export async function ask(what, fields) {
+  const answer = await fetch(`api/${what}`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(fields) });
+  return found(answer);
+}
+
+export async function state() {
+  return found(await fetch("api/state"));
+}
+
+async function found(answer) {
+  const content = await answer.json();
+  if (!answer.ok) throw new Refusal(content.error);
+  return content;
+}
+
+/* An answer depends on its question alone: each is asked once. */
+const kept = new Map();
+export function once(what, fields) {
+  const key = JSON.stringify([what, fields]);
+  if (!kept.has(key)) {
+    if (kept.size > 5000) kept.clear();
+    kept.set(key, ask(what, fields).catch((error) => { kept.delete(key); throw error; }));
+  }
+  return kept.get(key);
+}
