@@ -12,7 +12,8 @@ from typing import Any
 
 from rookworld.report.gallery import score_text
 from rookworld.runtime.errors import EngineError
-from rookworld.tasks.engine import Engine, find_engine, parse_position
+from rookworld.tasks.engine import Engine, find_engine
+from rookworld.tasks.position import parse_position
 
 MOST_KEPT = 5_000
 CANDIDATES = 5

@@ -14,7 +14,7 @@ import chess
 import chess.pgn
 
 from rookworld.runtime.errors import DataError
-from rookworld.tasks.engine import parse_position
+from rookworld.tasks.position import parse_position
 
 MOST_PLIES = 1_200
 LONGEST_FEN = 120

@@ -19,9 +19,9 @@ from rookworld.evaluation.generator import Answer, ModelAnswerer, analyses, load
 from rookworld.evaluation.opinion import Opinion, opinions
 from rookworld.evaluation.world_model import Walk
 from rookworld.report.gallery import score_text
-from rookworld.tasks.engine import parse_position
 from rookworld.tasks.environment import ENVIRONMENT, transition
 from rookworld.tasks.notation import squares
+from rookworld.tasks.position import parse_position
 from rookworld.tasks.task import EnvironmentRow
 from rookworld.web.settings import WebSettings
 from rookworld.web.subject import Checkpoint, Subject
