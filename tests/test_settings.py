@@ -19,6 +19,7 @@ from rookworld.cli.help import docs
 from rookworld.cli.train import read_settings, train_settings, usual
 from rookworld.pretrain.presets import PRETRAIN_PRESETS
 from rookworld.pretrain.settings import PretrainSettings
+from rookworld.pretrain.sources import pick_tokenizer
 from rookworld.rl.presets import TRAIN_PRESETS
 from rookworld.rl.settings import TrainSettings
 from rookworld.runtime import config
@@ -114,6 +115,32 @@ def test_without_a_gpu_the_embedded_model_is_trained_as_in_the_demo(
     said = capsys.readouterr().err
     sets = [f"{name}={value}" for name, value in TRAIN_PRESETS["demo"].items()]
     assert all((one in said) == demo for one in sets)
+
+
+@pytest.mark.parametrize(
+    ("layers", "tokenizer", "device", "taken"),
+    [
+        (12, "gpt2", "cuda", True),
+        (12, "gpt2", "cpu", False),
+        (6, "gpt2", "cuda", False),
+        (12, "chess", "cuda", False),
+    ],
+)
+def test_a_model_like_the_public_one_meets_its_preset_on_a_gpu(
+    layers: int,
+    tokenizer: str,
+    device: str,
+    taken: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rookworld.runtime.distributed.pick_device", lambda _: device)
+    shape = {"model_type": "gpt2", "n_layer": layers, "n_embd": 768, "n_head": 12}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    pick_tokenizer(tokenizer).save(tmp_path)
+    args = ["--model", str(tmp_path), "--steps", "3"]
+    assert list(usual(args)) == (["--preset", "rookworld-lm", *args] if taken else args)
+    assert list(usual(["--preset", "mini", *args])) == ["--preset", "mini", *args]
 
 
 @pytest.mark.parametrize("preset", PRETRAIN_PRESETS)

@@ -66,16 +66,41 @@ def differences(before: TrainSettings, after: TrainSettings) -> str:
 
 
 def usual(args: Sequence[str]) -> Sequence[str]:
-    """The arguments of `train`; those of the demo, where no GPU and nothing else is asked for."""
+    """The arguments of `train`, behind the preset for this device where none is asked for."""
+    if any(take_option(args, name)[0] is not None for name in ("preset", "config")):
+        return args
     settings = read_settings(args, COMMAND)
+    why, preset = usual_preset(settings, asked=take_option(args, "model")[0] is not None)
+    if preset == "plain":
+        return args
+    sets = " ".join(f"{name}={value}" for name, value in TRAIN_PRESETS[preset].items())
+    say(f"{why}: taking --preset {preset} (the bare defaults: --preset plain), which sets {sets}")
+    return ["--preset", preset, *args]
+
+
+def usual_preset(settings: TrainSettings, *, asked: bool) -> tuple[str, str]:
+    """Why which preset: the demo without a GPU, unless another model was `asked` for; on a GPU the
+    one for the public model where the model is like it."""
     from rookworld.runtime.distributed import pick_device
 
-    asked = any(take_option(args, name)[0] is not None for name in ("preset", "config", "model"))
-    if asked or settings.backend == "trl" or pick_device(settings.compute.device) != "cpu":
-        return args
-    sets = " ".join(f"{name}={value}" for name, value in TRAIN_PRESETS["demo"].items())
-    say(f"no GPU: taking --preset demo (the bare defaults: --preset plain), which sets {sets}")
-    return ["--preset", "demo", *args]
+    if settings.backend == "trl":
+        return "", "plain"
+    if pick_device(settings.compute.device) == "cpu":
+        return "no GPU", "plain" if asked else "demo"
+    if asked and is_like_public(settings.model):
+        return f"{settings.model} is as large as RookWorld-LM and spelled as it", "rookworld-lm"
+    return "", "plain"
+
+
+def is_like_public(model: str) -> bool:
+    """GPT-2's shape or a larger one, and a tokenizer that pads rows."""
+    from rookworld.model.tokenizer import Tokenizer
+    from rookworld.model.weights import read_config, resolve_folder
+
+    folder = resolve_folder(model)
+    shape = read_config(folder)
+    large = shape.n_layer >= 12 and shape.n_embd >= 768
+    return large and Tokenizer.load(folder).style == "padded"
 
 
 def read_rows(sources: Sequence[str]) -> Rows:

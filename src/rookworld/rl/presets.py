@@ -78,7 +78,7 @@ TRAIN_PRESETS: dict[str, dict[str, Any]] = {
         "batch_size": 64,
         "k_samples": 16,
         "steps": 1500,
-        "lr": 1e-4,
+        "lr": 3e-5,
         "lr_warmup_steps": 20,
         "credit": "outlook",
         "guide": 0.25,
