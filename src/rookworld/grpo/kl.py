@@ -57,6 +57,8 @@ EXACT: Mapping[str, ExactKL] = {
     "reverse": reverse_kl,
     "symmetric": symmetric_kl,
 }
+"""What the fast paths are held to: `token_stats.py` (CPU) and the Triton kernel of scores write the
+same formulas again, with their gradients."""
 
 
 # --- estimated, from the sampled tokens ---------------------------------------------------------

@@ -3,7 +3,8 @@
 Laws: which prompts are guided depends neither on ranks nor on their number; what was sampled stays
 as it was. Classes that the fewest answers solve come first, so that what is never sampled is learnt
 before what is only rare. A prompt that is answered rightly once is not guided, so guiding ends by
-itself. Left out: truths that are worth no more than what was sampled, or longer than it may be.
+itself. Elsewhere: truths that are worth no more than what was sampled, or too long, are left out by
+`rollout/collector.py`.
 """
 
 from __future__ import annotations

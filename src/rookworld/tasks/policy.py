@@ -2,8 +2,8 @@
 
 The law: an answer is compared by move, never by place, so the order of M does not matter; any
 illegal, missing or stray move closes the gate and leaves only what reading the answer is worth.
-`PolicyTask.repair` mends public rows whose B is the worst move for Black. Left out on purpose: how
-a move came by its evaluation (that is a judge's affair).
+Public rows name the worst move as B for Black: `row_from_text` goes by the evaluations instead,
+and `repair` says so. Left out on purpose: how a move came by its evaluation (a judge's affair).
 """
 
 from __future__ import annotations
