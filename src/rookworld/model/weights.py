@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.tokenizer import Tokenizer
@@ -78,6 +79,25 @@ def resolve_folder(source: str | Path) -> Path:
     raise ModelError(f"no model folder {source}")
 
 
+class _NoValues(TorchFunctionMode):
+    """Modules are made without values: to draw some on `meta` torch loads its compiler, a second.
+
+    The file has them all.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = dict(kwargs or {})
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return args[0] if args else given["tensor"]
+        return func(*args, **given)
+
+
 def load_model(
     source: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> GPT2:
@@ -91,7 +111,7 @@ def load_model(
         # Weights overrule the config, as in transformers: a head of its own is not thrown away.
         tied = torch.equal(_read(head), _read(table))
     config = GPT2Config(**{**vars(config), "tie_word_embeddings": tied})
-    with torch.device("meta"):
+    with torch.device("meta"), _NoValues():
         model = GPT2(config)
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if tied:
