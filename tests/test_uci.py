@@ -291,6 +291,19 @@ def test_python_chess_plays_analyses_and_configures() -> None:
         with engine.analysis(board) as endless:
             assert endless.get()["depth"] == 1
         play_with(engine, engine, games=1, plies=20)
+        ponder_with(engine, limit)
+
+
+def ponder_with(engine: chess.engine.SimpleEngine, limit: chess.engine.Limit) -> None:
+    """It guesses a reply, which comes at first (`ponderhit`), and then does not (`stop`)."""
+    board = chess.Board()
+    for hit in (True, False, False):
+        played = engine.play(board, limit, ponder=True)
+        assert played.move is not None and played.ponder is not None
+        assert played.move in board.legal_moves
+        board.push(played.move)
+        others = [move for move in board.legal_moves if move != played.ponder]
+        board.push(played.ponder if hit else others[0])
 
 
 COMPLIANCE = [
