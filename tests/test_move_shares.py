@@ -10,9 +10,9 @@ import pytest
 from rookworld.evaluation.generator import ModelAnswerer, analyses, load_answerer
 from rookworld.evaluation.move_shares import choose, images_of, move_shares
 from rookworld.evaluation.opinion import Thinker, Thinking
-from rookworld.model.checkpoint import model_of_run
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.tokenizer import gpt2_tokenizer
+from rookworld.runtime.checkpoint_names import model_of_run
 from rookworld.runtime.errors import ConfigError, ModelError
 from rookworld.tasks.notation import flip_fen, flip_move, is_move_text, mirror_fen, mirror_move
 from rookworld.tasks.task import legal_moves

@@ -182,7 +182,8 @@ class Session:
             try:
                 self.board = position(words)
             except ValueError as error:
-                yield f"info string position refused, the one before stays: {error}"
+                why = " ".join(str(error).split())[:200]
+                yield f"info string position refused, the one before stays: {why}"
         elif command == "go":
             self._release()
             self._go(words)

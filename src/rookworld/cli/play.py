@@ -60,7 +60,7 @@ def uci(args: list[str]) -> int:
     def load(model: str, checkpoint: str) -> Thinker:
         from rookworld.evaluation.generator import load_answerer
         from rookworld.evaluation.opinion import Thinker
-        from rookworld.model.checkpoint import model_of_run
+        from rookworld.runtime.checkpoint_names import model_of_run
 
         folder = model_of_run(model, checkpoint)
         return Thinker(

@@ -17,6 +17,7 @@ import chess
 from rookworld.evaluation.games import STRONGEST, EnginePlayer, Game, Player
 from rookworld.evaluation.generator import ModelAnswerer, load_answerer
 from rookworld.evaluation.opinion import Thinker, Thinking
+from rookworld.runtime.checkpoint_names import model_of_run
 from rookworld.tasks.engine import Engine, find_engine
 
 STOCKFISH = "stockfish"
@@ -79,8 +80,6 @@ def model_player(source: str, loading: Loading, thinking: Thinking) -> OpinionPl
 
 def model_answerer(source: str, loading: Loading) -> ModelAnswerer:
     """The greedy answerer of a model, or of a run's last checkpoint."""
-    from rookworld.model.checkpoint import model_of_run
-
     return load_answerer(
         model_of_run(source),
         device=loading.device,

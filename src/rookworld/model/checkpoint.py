@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -26,13 +25,14 @@ from rookworld.model.gpt2 import GPT2
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import read_config, write_model
 from rookworld.runtime.atomic_files import atomic_folder
-from rookworld.runtime.errors import ConfigError, ModelError, RookworldError
+from rookworld.runtime.checkpoint_names import saved_checkpoints as saved_checkpoints
+from rookworld.runtime.checkpoint_names import step_of as step_of
+from rookworld.runtime.errors import ConfigError, RookworldError
 from rookworld.runtime.run_folder import read_json
 
 TENSORS, STATE, MANIFEST = "trainer.safetensors", "trainer.json", "manifest.json"
 SOUND = "SOUND"
 NEEDED = {TENSORS, STATE, "config.json", "model.safetensors"}
-NUMBERED = re.compile(r"step-(\d{6}|[1-9]\d{6,})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -144,35 +144,6 @@ def newest_step(folder: Path, warn: Callable[[str], None]) -> int:
     """The step of the latest whole checkpoint; -1 without one."""
     newest = newest_checkpoint(folder, warn)
     return -1 if newest is None else step_of(newest)
-
-
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("step-"))
-
-
-def saved_checkpoints(folder: Path) -> list[Path]:
-    """A run's numbered checkpoints, oldest first; what others have put beside them is theirs."""
-    found = (folder / "checkpoints").glob("step-*")
-    numbered = (path for path in found if NUMBERED.fullmatch(path.name) and path.is_dir())
-    return sorted(numbered, key=step_of)
-
-
-def model_of_run(source: str, checkpoint: str = "") -> str:
-    """The model folder of a run's checkpoint: `final`, `best` or a step; empty is the last one.
-
-    What is no run stays as it is.
-    """
-    folder = Path(source)
-    saved = saved_checkpoints(folder)
-    named = {str(step_of(path)): path for path in saved}
-    kept = {"best": folder / "checkpoints" / "best", "final": folder / "final"}
-    named |= {name: path for name, path in kept.items() if saved and path.is_dir()}
-    if not checkpoint:
-        return str(named.get("final", saved[-1])) if saved else source
-    if checkpoint not in named:
-        there = ", ".join(named) or "none, it is no run's folder"
-        raise ModelError(f"{source}: no checkpoint {checkpoint!r}; there are {there}")
-    return str(named[checkpoint])
 
 
 def mark_sound(folder: Path) -> None:
