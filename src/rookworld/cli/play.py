@@ -96,6 +96,8 @@ class ExportSettings:
 
     out: Path = Path("export")
     """Folder to write."""
+    name: str | None = None
+    """What the model is called; default: as --out, or else as the run it was trained in."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Precision of the written weights."""
 
@@ -105,21 +107,22 @@ def export(args: list[str]) -> int:
 
     from rookworld.model.tokenizer import Tokenizer
     from rookworld.model.weights import load_model, resolve_folder, write_model
-    from rookworld.report.model_card import model_card
+    from rookworld.report.model_card import card_name, model_card
     from rookworld.runtime.atomic_files import atomic_folder
 
     models, rest = leading(args)
     settings = parse(ExportSettings, rest, command="rookworld export", default=ExportSettings())
     folder = resolve_folder(one_model(models, "export"))
     model, tokenizer = load_model(folder), Tokenizer.load(folder)
+    name = settings.name or card_name(folder, settings.out, ExportSettings().out)
     dtype = torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
     with atomic_folder(settings.out) as unfinished:
         write_model(model, unfinished, dtype=dtype, tokenizer=tokenizer)
         count = sum(parameter.numel() for parameter in model.parameters())
-        card = model_card(folder, settings.out.name, count, tokenizer.style)
+        card = model_card(folder, name, count, tokenizer.style)
         (unfinished / "README.md").write_text(card, encoding="utf-8")
     print(settings.out)
-    say(f"upload it with: hf upload OWNER/{settings.out.name} {settings.out}")
+    say(f"upload it with: hf upload OWNER/{name} {settings.out}")
     return 0
 
 
