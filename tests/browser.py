@@ -31,7 +31,7 @@ FLAGS = (
     "--hide-scrollbars",
     "--remote-debugging-pipe",
 )
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
 DESKTOP = {"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": False}
 BROKEN = ("error", "warning", "assert")
@@ -96,8 +96,9 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def open(self, url: str, until: str) -> None:
+        self.run("window.left = true")  # else the page before could answer for this one
         self.call("Page.navigate", url=url)
-        self.wait(until)
+        self.wait(f"!window.left && {until}")
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page."""
@@ -107,13 +108,12 @@ class Browser:
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
-    def wait(self, script: str, timeout_s: float = PATIENCE_S) -> Any:
-        """Until an expression is true."""
+    def wait(self, script: str, timeout_s: float = PATIENCE_S) -> None:
+        """Until an expression is true, or an element is there."""
         deadline = time.monotonic() + timeout_s
-        while not (found := self.run(f"(() => {{ try {{ return {script} }} catch {{ }} }})()")):
+        while not self.run(f"(() => {{ try {{ return Boolean({script}) }} catch {{ }} }})()"):
             assert time.monotonic() < deadline, f"never true: {script}; {self.complaints}"
             time.sleep(0.02)
-        return found
 
     def click(self, selector: str) -> None:
         self.run(f"document.querySelector({json.dumps(selector)}).click()")

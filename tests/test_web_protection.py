@@ -102,7 +102,7 @@ def test_a_long_body_is_refused_with_and_without_a_length(page: TestClient) -> N
     for body in (b" " * TEN_MB, pieces()):
         assert page.post("/api/read", content=body, headers=kind).status_code == 413
     fits = json.dumps({"text": "x" * (MOST_BYTES - 20)}).encode()
-    assert page.post("/api/read", content=fits, headers=kind).status_code == 400
+    assert page.post("/api/read", content=fits, headers=kind).status_code == 200
 
 
 def test_every_answer_says_what_the_page_may_load(page: TestClient) -> None:

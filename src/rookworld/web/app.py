@@ -2,7 +2,8 @@
 
 Laws: no path of a request ever becomes a path on disk: files are looked up by name among those
 read at the start, checkpoints among those of the run. Models think on one thread and the engine on
-another, so that the server answers meanwhile. A mistake of the asker is status 400 and one line.
+another, so that the server answers meanwhile. What a person mistypes is `refused`, and no error;
+a question that is no question is status 400 and one line.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from rookworld.web.asking import Ask, read_ask
 from rookworld.web.assets import Asset, read_assets
 from rookworld.web.engine import SecondOpinion
 from rookworld.web.live import Followers, checkpoint_records
-from rookworld.web.positions import after_move, read_game
+from rookworld.web.positions import NotUnderstood, after_move, read_game
 from rookworld.web.protection import MOST_BYTES, Protection, TooLarge, refuse_length
 from rookworld.web.thinking import Thinker, size_of
 
@@ -130,8 +131,10 @@ async def on(thread: ThreadPoolExecutor | None, work: Callable[[], Record]) -> R
 
 async def mistake(request: Request, error: Exception) -> Response:
     """A mistake as one line: the asker's, or something here that is missing or broken."""
-    status = 400 if isinstance(error, DataError) else 503
-    return json_answer({"error": " ".join(str(error).split())}, status)
+    line = " ".join(str(error).split())
+    if isinstance(error, NotUnderstood):
+        return json_answer({"refused": line})
+    return json_answer({"error": line}, 400 if isinstance(error, DataError) else 503)
 
 
 def json_answer(content: Record, status: int = 200) -> JSONResponse:

@@ -23,6 +23,10 @@ LONGEST_MOVE = 12
 Record = dict[str, Any]
 
 
+class NotUnderstood(DataError):
+    """What somebody typed is no move here, or nothing that can be loaded: an answer, no failure."""
+
+
 def described(board: chess.Board, played: chess.Move | None = None, san: str = "") -> Record:
     """A position, the move that led to it, and the moves from it."""
     outcome = board.outcome()
@@ -53,17 +57,23 @@ def read_move(board: chess.Board, text: str) -> chess.Move:
     try:
         move = board.parse_san(wanted)
     except chess.AmbiguousMoveError:
-        raise DataError(f"{wanted!r} could be several moves: say which piece") from None
+        raise NotUnderstood(f"{wanted!r} could be several moves: say which piece") from None
     except ValueError:
         move = chess.Move.null()
     if move not in legal.values():  # `--` is a null move to python-chess
-        raise DataError(f"{wanted!r} is not a legal move here")
+        raise NotUnderstood(f"{wanted!r} is not a legal move here")
     return move
 
 
 def read_game(text: str) -> Record:
     """Every position of a FEN or of the first game of a PGN, and who played it."""
-    wanted = text.strip()
+    try:
+        return _read_game(text.strip())
+    except DataError as error:
+        raise NotUnderstood(str(error)) from None
+
+
+def _read_game(wanted: str) -> Record:
     if wanted.split(" ")[0].count("/") == 7 and "\n" not in wanted:
         return {"title": "Position", "positions": [described(parse_position(wanted))]}
     game = chess.pgn.read_game(StringIO(wanted), Visitor=_Builder)

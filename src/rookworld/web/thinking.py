@@ -23,6 +23,7 @@ from rookworld.tasks.environment import ENVIRONMENT, transition
 from rookworld.tasks.notation import squares
 from rookworld.tasks.position import parse_position
 from rookworld.tasks.task import EnvironmentRow
+from rookworld.web.positions import after_move
 from rookworld.web.settings import WebSettings
 from rookworld.web.subject import Checkpoint, Subject
 
@@ -116,7 +117,7 @@ def size_of(answerer: ModelAnswerer) -> int:
 
 
 def opinion_record(board: chess.Board, found: Opinion) -> Record:
-    """An opinion as the page draws it: candidates as listed, with the one that is played."""
+    """An opinion as the page draws it: candidates as listed, the move, the position after it."""
     candidates = [
         {
             "move": one.move,
@@ -134,6 +135,7 @@ def opinion_record(board: chess.Board, found: Opinion) -> Record:
         "move": found.move,
         "san": san(board, found.move),
         "note": found.note,
+        "after": after_move(board.fen(), found.move) if found.move else None,
     }
 
 

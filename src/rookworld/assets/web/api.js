@@ -13,9 +13,13 @@ export async function state() {
 
 async function found(answer) {
   const content = await answer.json();
-  if (!answer.ok) throw new Refusal(content.error);
+  if (content.refused || !answer.ok) throw new Refusal(content.refused || content.error);
   return content;
 }
+
+/* What nobody waits for is asked when the table has been quiet for a while: moves are answered first. */
+export const QUIET_MS = 450;
+export const quiet = () => new Promise((done) => setTimeout(done, QUIET_MS));
 
 /* An answer depends on its question alone: each is asked once. */
 const kept = new Map();

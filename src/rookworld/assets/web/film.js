@@ -1,6 +1,6 @@
 /* One position, asked of every checkpoint of a run: a film of an opinion. */
 
-import { once, Refusal } from "./api.js";
+import { once, quiet, Refusal } from "./api.js";
 import { arrows, makeBoard, place, viewOnly } from "./board.js";
 import { h } from "./report.js";
 import { list } from "./thoughts.js";
@@ -23,6 +23,9 @@ export class Film {
     this.load();
   }
 
+  /* Somebody waits for an answer: the film can wait. */
+  pause() { this.asked += 1; }
+
   /* A run that trains has more and more of them. */
   setCheckpoints(found) {
     const same = JSON.stringify(found) === JSON.stringify(this.checkpoints);
@@ -39,6 +42,8 @@ export class Film {
     this.frames = this.checkpoints.map(() => null);
     this.draw();
     if (over) return;
+    await quiet();
+    if (mine !== this.asked) return;
     const order = [...new Set([this.at, 0, this.checkpoints.length - 1, ...this.checkpoints.keys()])];
     for (const nth of order) {
       const found = await this.frame(fen, nth);

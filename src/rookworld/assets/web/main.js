@@ -33,8 +33,10 @@ for (const id of ["film", "training"]) by(id).hidden = !about.run;
 const world = new World();
 const film = about.run ? new Film(about) : null;
 const table = new Table(about, (one, waiting) => {
-  if (!waiting) world.follow(one);
-  if (film && !waiting) film.follow(one);
+  if (film && waiting) film.pause();
+  if (waiting) return;
+  world.follow(one);
+  if (film) film.follow(one);
 });
 await table.begin();
 if (about.run) follow((data) => {

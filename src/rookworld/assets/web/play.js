@@ -117,7 +117,7 @@ export class Table {
     const next = await this.attempt(async () => {
       const said = await once("think", { fen });
       if (said.note) this.say(`The model's own move: ${said.note}.`);
-      return said.move ? ask("move", { fen, move: said.move }) : null;
+      return said.after;
     });
     if (!next || turn !== this.turn) return;
     this.game.add(next);
@@ -178,9 +178,9 @@ export class Table {
     const host = by("moves"), game = this.game;
     by("title").textContent = game.title;
     host.dataset.empty = "No move yet. Drag a piece, tap two squares, or type a move.";
-    const cells = game.positions.slice(1).flatMap((one, nth) => {
-      const number = nth === 0 || one.turn === "black" ? [h("li.number", {}, moveNumber(one))] : [];
-      return [...number, h("li", {}, h("button", { type: "button", "aria-current": nth + 1 === game.at, onclick: () => this.look(nth + 1) }, one.san))];
+    const cells = game.positions.slice(1).map((one, nth) => {
+      const number = nth === 0 || one.turn === "black" ? h("span.number", {}, moveNumber(one)) : null;
+      return h("li", {}, number, h("button", { type: "button", "aria-current": nth + 1 === game.at, onclick: () => this.look(nth + 1) }, one.san));
     });
     const end = game.positions[game.positions.length - 1];
     host.replaceChildren(...cells, ...(end.over ? [h("li.over", {}, `${end.result} · ${end.over}`)] : []));

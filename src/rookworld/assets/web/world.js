@@ -1,6 +1,6 @@
 /* What the model believes a move leads to, beside the rules; and a game inside that belief. */
 
-import { ask, once, Refusal } from "./api.js";
+import { ask, once, quiet, Refusal } from "./api.js";
 import { makeBoard, place, viewOnly } from "./board.js";
 import { moveNumber } from "./game.js";
 import { h, number } from "./report.js";
@@ -29,8 +29,10 @@ export class World {
     const orientation = table.board.state.orientation;
     for (const board of [this.believed, this.rules]) place(board, here, { orientation, highlight: { custom: new Map() } });
     if (!game.at || !table.about.checkpoints.length) { by("verdict").replaceChildren(h("span.soft", {}, "After a move you see here whether the model knows what it does.")); return; }
-    const before = game.positions[game.at - 1];
-    const found = await this.asked("predict", { fen: before.fen, move: here.played, history: game.history(game.at - 1) });
+    const before = game.positions[game.at - 1], move = here.played, history = game.history(game.at - 1);
+    await quiet();
+    if (this.seen !== table.game.here.fen || this.running) return;
+    const found = await this.asked("predict", { fen: before.fen, move, history });
     if (found && this.seen === table.game.here.fen && !this.running) this.show(found, here.played, `${moveNumber(here)} ${here.san}: `);
   }
 
