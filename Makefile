@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install demo test test-slow check format bench clean
+.PHONY: install demo test test-slow check format bench docs clean
 
 install: $(INSTALLED)
 
@@ -36,5 +36,9 @@ format: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/run.py
 
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo build/site/index.html
+
 clean:
-	rm -rf $(VENV) runs bench.json test-output
+	rm -rf $(VENV) build runs bench.json test-output

@@ -17,6 +17,7 @@ from rookworld.runtime import config
 from rookworld.runtime.config import flat_fields, value_of
 from rookworld.runtime.errors import ConfigError
 
+ROOT = Path(__file__).parents[1]
 SETTINGS = flat_fields(TrainSettings)
 OTHERS = {"preset", "config", "help_all", "nproc_per_node"}
 """Flags that are no settings."""
@@ -113,3 +114,29 @@ def test_a_file_with_another_trainers_key_is_answered_too(tmp_path: Path) -> Non
     file.write_text("num_train_epochs = 3\n")
     with pytest.raises(ConfigError, match=r"own\.toml: unknown key .*--steps counts updates"):
         read_settings(["--config", str(file)], "rookworld train")
+
+
+MIGRATION = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
+
+
+def first_cells(heading: str) -> list[str]:
+    """What stands in `code` in the first column of the table under a heading."""
+    section = MIGRATION.split(f"## {heading}")[1].split("\n## ")[0]
+    cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("|")]
+    return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+
+
+def test_every_flag_of_the_migration_page_is_known() -> None:
+    known = set(SETTINGS) | set(ALIASES) | set(ADVICE) | set(IGNORED)
+    names = [one for one in first_cells("Flags of") if "…" not in one]
+    plain = [re.split(r"[= ]", one.removeprefix("--"))[0] for one in names]
+    joined = [one.replace("data.", "").replace(".", "_").replace("-", "_") for one in plain]
+    assert len(joined) > 70
+    assert [one for one in joined if one not in known] == []
+
+
+def test_every_variable_of_the_migration_page_is_one_of_train_sh() -> None:
+    script = (ROOT / "train.sh").read_text(encoding="utf-8")
+    names = first_cells("Variables of `train.sh`")
+    unread = [name for name in names if not re.search(rf"\b{name}\b", script)]
+    assert unread == ["STOCKFISH_PATH"]  # read by the engine's own search

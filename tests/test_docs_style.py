@@ -12,7 +12,7 @@ import pytest
 DOCS = Path(__file__).parent.parent / "docs"
 MOST_WORDS = 30
 MOST_CHARACTERS = 200
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = [*sorted(DOCS.glob("*.md")), *sorted((DOCS / "tutorials").glob("*.md"))]
 ALL_PAGES = sorted(DOCS.rglob("*.md"))
 
 
