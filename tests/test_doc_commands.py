@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 from rookworld.cli.door import COMMANDS, main
+from rookworld.rl.settings import TrainSettings
+from rookworld.runtime.config import flat_fields
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -148,3 +150,13 @@ def test_the_pages_do_show_commands() -> None:
     shown = [words[0] for page in PAGES for words in commands(page.read_text(encoding="utf-8"))]
     assert {"train", "check", "pretrain", "eval", "data", "sweep", "report"} <= set(shown)
     assert len(shown) > 80
+
+
+def test_the_guide_to_options_has_every_one_of_them() -> None:
+    """And none that is gone; under each a word on when it pays."""
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    guide = page.split("## Every option")[1]
+    rows = [line.split("|") for line in guide.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"--([a-z-]+)", row[1])}
+    known = {name.replace("_", "-") for name in flat_fields(TrainSettings)}
+    assert named == known
