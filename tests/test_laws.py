@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -300,3 +301,15 @@ def test_a_batch_that_is_known_already_may_waver(
     monkeypatch.setattr("rookworld.rl.checks.train", noted)
     settings = TrainSettings.of(out=tmp_path / "run", mix_env_ratio=1.0)
     assert learns_one_batch(settings, tiny_rows(0, 4), steps=3).holds is holds
+
+
+def test_a_dry_run_reads_no_weights(
+    warm_folder: Path, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(warm_folder, tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"no weights")
+    others = flags[flags.index("--model") + 2 :]
+    args = ["train", *others, "--model", str(tmp_path / "model"), "--out", str(tmp_path / "run")]
+    assert main([*args, "--dry-run"]) == 0
+    assert "plan: " in capsys.readouterr().out and not (tmp_path / "run").exists()
+    assert main(args) == 2  # that is what it would have met
