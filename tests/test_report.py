@@ -6,8 +6,10 @@ import http.client
 import json
 import re
 import shutil
+import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -216,6 +218,55 @@ def test_watching_serves_its_own_machine_and_two_paths(tmp_path: Path) -> None:
     with served(made_run(tmp_path / "run")) as connection:
         assert asked(connection, "/data", Host="evil.example")[0] == 403
         assert asked(connection, "/../config.json")[0] == 404
+
+
+def request_of(connection: http.client.HTTPConnection, path: str) -> socket.socket:
+    """A connection of its own on which `path` is asked for, or nothing if it is empty."""
+    asking = socket.create_connection((connection.host, connection.port), timeout=20)
+    if path:
+        asking.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    return asking
+
+
+def test_two_hundred_requests_at_once_are_all_answered(tmp_path: Path) -> None:
+    with served(made_run(tmp_path / "run")) as connection:
+        asking = [request_of(connection, "/data") for _ in range(200)]
+        answers = [one.recv(12) for one in asking]
+        assert answers == [b"HTTP/1.1 200"] * 200
+        for one in asking:
+            one.close()
+
+
+def test_idle_connections_are_closed_and_hold_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rookworld.report.page.IDLE_S", 1.0)
+    with served(made_run(tmp_path / "run")) as connection:
+        assert asked(connection, "/data")[0] == 200
+        idle = [request_of(connection, "") for _ in range(200)]
+        assert asked(connection, "/")[0] == 200
+        began = time.monotonic()
+        assert [one.recv(1) for one in idle] == [b""] * 200
+        assert time.monotonic() - began < 10
+        body = request_of(connection, "")
+        head = b"GET /data HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000000\r\n\r\n"
+        body.sendall(head)
+        assert body.recv(12) == b"HTTP/1.1 200"
+        for one in (*idle, body):
+            one.close()
+
+
+def test_more_connections_than_the_server_takes_are_turned_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rookworld.report.page.MOST_CONNECTIONS", 3)
+    with served(made_run(tmp_path / "run")) as connection:
+        idle = [request_of(connection, "") for _ in range(3)]
+        time.sleep(0.3)
+        turned_away = request_of(connection, "")
+        assert turned_away.recv(1) == b""
+        for one in (*idle, turned_away):
+            one.close()
 
 
 def test_a_taken_port_is_one_line(tmp_path: Path) -> None:

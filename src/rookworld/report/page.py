@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
+from threading import BoundedSemaphore, Lock
 from typing import Any
 
 from rookworld.report.gallery import PIECES
@@ -33,6 +35,12 @@ _SECURITY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "img-src data:; connect-src 'self'"
 )
+
+
+IDLE_S = 15.0
+"""Seconds after which a connection that says nothing is closed; the page asks more often."""
+MOST_CONNECTIONS = 400
+"""Connections at the same time; more are turned away."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +101,7 @@ def page(data: dict[str, Any]) -> str:
 def script_json(data: Any) -> str:
     """JSON that may stand inside a script element: no text in it can end the element."""
     text = json.dumps(finite(data), separators=(",", ":"), ensure_ascii=False)
+    text = text.encode(errors="replace").decode()  # half a surrogate pair cannot be written
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
@@ -107,14 +116,12 @@ def _asset(name: str) -> str:
 def serving(settings: ReportSettings) -> Iterator[tuple[str, Callable[[], None]]]:
     """The page's address and a function that serves until interrupted."""
     folders_of(settings.runs)
-    handler = partial(_Handler, settings.runs)
     try:
-        server = ThreadingHTTPServer(("127.0.0.1", settings.port), handler)
+        server = _Server(settings)
     except OSError as error:
         raise RookworldError(
             f"--port {settings.port}: cannot be used ({error.strerror}); choose another, or 0"
         ) from None
-    server.daemon_threads = True
     with server:
         yield f"http://127.0.0.1:{server.server_address[1]}/", server.serve_forever
 
@@ -131,14 +138,56 @@ def fingerprint(folders: Sequence[Path]) -> str:
     return f'"{".".join(stamps)}"'
 
 
+class _Server(ThreadingHTTPServer):
+    """A thread a connection, so many at most; what they ask for is made once for all of them."""
+
+    daemon_threads = True
+    request_queue_size = 512
+
+    def __init__(self, settings: ReportSettings) -> None:
+        super().__init__(("127.0.0.1", settings.port), partial(_Handler, self))
+        self.paths = settings.runs
+        self.free = BoundedSemaphore(MOST_CONNECTIONS)
+        self.making = Lock()
+        self.made: tuple[str, str] | None = None
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self.free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Readers come and go; what is ours keeps its traceback."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+    def data(self, folders: Sequence[Path], tag: str) -> str:
+        """The page's data of this fingerprint."""
+        with self.making:
+            if self.made is None or self.made[0] != tag:
+                self.made = tag, script_json(page_data(folders, live=True))
+            return self.made[1]
+
+
 class _Handler(BaseHTTPRequestHandler):
     """`/` is the page, `/data` its data; unchanged data costs an empty answer."""
 
     protocol_version = "HTTP/1.1"
 
-    def __init__(self, paths: Sequence[Path], *args: Any) -> None:
-        self.paths = paths
+    def __init__(self, ours: _Server, *args: Any) -> None:
+        self.paths, self.ours = ours.paths, ours
         super().__init__(*args)
+
+    def setup(self) -> None:
+        self.request.settimeout(IDLE_S)
+        super().setup()
 
     def do_GET(self) -> None:
         try:
@@ -154,16 +203,16 @@ class _Handler(BaseHTTPRequestHandler):
         if host not in ("127.0.0.1", "localhost"):
             self._answer(403, "text/plain", "this server speaks to its own machine only\n")
         elif self.path == "/":
-            data = page_data(folders_of(self.paths), live=True)
-            self._answer(200, "text/html", page(data))
+            with self.ours.making:
+                text = page(page_data(folders_of(self.paths), live=True))
+            self._answer(200, "text/html", text)
         elif self.path == "/data":
             folders = folders_of(self.paths)
             tag = fingerprint(folders)
             if self.headers.get("If-None-Match") == tag:
                 self._answer(304, "application/json", "", tag)
             else:
-                body = script_json(page_data(folders, live=True))
-                self._answer(200, "application/json", body, tag)
+                self._answer(200, "application/json", self.ours.data(folders, tag), tag)
         else:
             self._answer(404, "text/plain", "only / and /data are here\n")
 
