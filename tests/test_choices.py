@@ -129,17 +129,17 @@ def test_a_vocabulary_that_spells_moves_in_pieces_is_refused(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
     model, settings = load_model(tiny_folder), tiny_settings(tiny_folder, tmp_path)
-    fits(model, settings, PIECES)
+    fits(model.config, settings, PIECES)
     by_choice = tiny_settings(tiny_folder, tmp_path, credit="choices")
-    fits(model, by_choice, Tokenizer.load(tiny_folder))
+    fits(model.config, by_choice, Tokenizer.load(tiny_folder))
     without_promotions = chess_tokenizer(
         [move for move in MOVES if len(move) == 4], EVALS, CASTLING, EN_PASSANT
     )
     for tokenizer in (PIECES, without_promotions):
         with pytest.raises(ConfigError, match="spells moves in pieces"):
-            fits(model, by_choice, tokenizer)
+            fits(model.config, by_choice, tokenizer)
     # a value head decides for itself
-    fits(model, tiny_settings(tiny_folder, tmp_path, credit="choices", gae=True), PIECES)
+    fits(model.config, tiny_settings(tiny_folder, tmp_path, credit="choices", gae=True), PIECES)
 
 
 def test_auto_trains_as_what_it_stands_for_and_says_so(warm_folder: Path, tmp_path: Path) -> None:

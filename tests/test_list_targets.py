@@ -329,7 +329,7 @@ def test_small_gpus_write_fewer_lists_at_once(
 def test_moves_in_pieces_are_refused(settings: TrainSettings) -> None:
     state = new_state(settings, tiny_rows(), torch.device("cpu"))
     with pytest.raises(ConfigError, match=r"--distill-coef 1\.0: the tokenizer of"):
-        fits(state.learner.model, settings, PIECES)
+        fits(state.learner.model.config, settings, PIECES)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from io import TextIOWrapper
 from types import FrameType
 
 from rookworld import __version__
@@ -46,6 +47,10 @@ INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # what a file holds may be more than a terminal can show, half a surrogate pair at worst
+            stream.reconfigure(errors="backslashreplace")
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     try:
         with terminable():
@@ -53,6 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RookworldError as error:
         print(f"rookworld: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code
+    except MemoryError as error:
+        print(f"rookworld: out of memory ({error}); ask for less at a time", file=sys.stderr)
+        return RookworldError.exit_code
     except KeyboardInterrupt:
         print("rookworld: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -60,6 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # the reader of our output (head, less) has gone: nobody is left to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.filename is None:
+            raise
+        # a file that is not as it should be is the machine's or the user's, wherever it was met
+        print(f"rookworld: {error.filename}: {error.strerror}", file=sys.stderr)
+        return RookworldError.exit_code
 
 
 class Terminated(KeyboardInterrupt):

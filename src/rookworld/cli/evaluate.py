@@ -69,7 +69,9 @@ def score(args: list[str]) -> int:
 def _lines(name: str) -> Iterator[tuple[int, str]]:
     """The lines that are not blank, each with its number in the file."""
     try:
-        with nullcontext(sys.stdin) if name == "-" else Path(name).open(encoding="utf-8") as file:
+        with (
+            nullcontext(sys.stdin) if name == "-" else Path(name).open(encoding="utf-8-sig") as file
+        ):
             yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{name}: cannot be read ({error})") from None
@@ -80,7 +82,7 @@ def score_line(line: str, where: str, rules: RewardRules, judge: Judge | None) -
     try:
         record: Any = json.loads(line)
         row_text, completion = record["row"], record["completion"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise DataError(f'{where}: expected {{"row": "…", "completion": "…"}}') from None
     if not isinstance(row_text, str) or not isinstance(completion, str):
         raise DataError(f"{where}: row and completion must be texts")

@@ -11,6 +11,7 @@ from rookworld.pretrain.presets import PRETRAIN_PRESETS
 from rookworld.pretrain.settings import PretrainSettings
 from rookworld.runtime.config import of_run
 from rookworld.runtime.processes import Interrupted
+from rookworld.runtime.run_folder import refuse_target
 
 if TYPE_CHECKING:
     from rookworld.model.gpt2 import GPT2
@@ -40,6 +41,7 @@ def pretrain(args: list[str]) -> int:
     from rookworld.runtime import distributed
 
     say(banner("pretrain", settings, PretrainSettings()))
+    refuse_target(settings.out)
     if settings.model is not None:
         tokenizer = Loaded.load(resolve_folder(settings.model))
     else:

@@ -16,6 +16,8 @@ from rookworld.rl.presets import TRAIN_PRESETS
 from rookworld.rl.settings import TrainSettings
 from rookworld.runtime.config import HERE_AND_NOW, of_run, resolved
 from rookworld.runtime.processes import Interrupted
+from rookworld.runtime.run_folder import Run, refuse_target
+from rookworld.tasks.engine import find_engine
 from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.registry import TASKS
@@ -117,6 +119,7 @@ def train(args: list[str]) -> int:
             f"rewards warm up for {warmup} steps: what answers say counts from nothing to its full "
             "weight; reward/at_full_weight is the reward without that"
         )
+    refuse_target(settings.out)
     rows, held = read_rows(settings.data), held_out(settings)
     if settings.backend == "trl":
         planned = trl_plan(settings, rows, held)
@@ -153,13 +156,24 @@ def train(args: list[str]) -> int:
 
 
 def dry_run(settings: TrainSettings, rows: Rows) -> int:
-    """Say what a run would do, having read its data and its model's tokenizer."""
+    """Say what a run would do, having read its data and its model's tokenizer.
+
+    What would end the run is refused here too: device, engine, room for answers, an occupied --out.
+    """
     from rookworld.model.tokenizer import Tokenizer
     from rookworld.model.weights import read_config, resolve_folder
+    from rookworld.rl.state import fits
     from rookworld.rollout.prompts import Prompts
+    from rookworld.runtime.distributed import pick_device
 
     folder = resolve_folder(settings.model)
     shape, tokenizer = read_config(folder), Tokenizer.load(folder)
+    pick_device(settings.compute.device)
+    fits(shape, settings, tokenizer)
+    if settings.judge != "labels":
+        find_engine(settings.engine)
+    if not settings.resume:
+        Run(settings.out, make=False).refuse_occupied(overwrite=settings.overwrite)
     prompts = Prompts(rows, tokenizer, settings.mix_env_ratio, settings.seed)
     letters = "".join(prompt.letter for prompt in prompts.take(settings.batch_size))
     if len(letters) > 64:

@@ -43,6 +43,12 @@ class ShowSettings:
     svg: Path | None = None
     """File for a picture of the first printed row's position."""
 
+    def __post_init__(self) -> None:
+        """Refuse what would count from the end."""
+        for name in ("first", "rows"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"--{name} {getattr(self, name)}: give 0 or more")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:

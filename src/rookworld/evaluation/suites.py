@@ -41,6 +41,7 @@ from rookworld.evaluation.games import (
 from rookworld.evaluation.generator import ModelAnswerer, Progress, load_answerer
 from rookworld.evaluation.statistics import PairedDifference, Values, estimates, known, rating
 from rookworld.evaluation.world_model import walk_worlds, world_estimates
+from rookworld.runtime.bounds import MOST
 from rookworld.runtime.config import require
 from rookworld.tasks.engine import find_engine
 from rookworld.tasks.environment import ENVIRONMENT
@@ -116,7 +117,10 @@ class EvalSettings:
 
     def __post_init__(self) -> None:
         for name in ("n_policy", "n_environment", "n_mates", "n_puzzles", "samples", "batch_size"):
-            require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}: give 1 or more")
+            value = getattr(self, name)
+            require(value >= 1, f"{name} is {value}: give 1 or more")
+            require(value <= MOST, f"{name} is {value}: give {MOST} or less")
+        require(self.batch_size <= 2**20, f"batch_size is {self.batch_size}: give {2**20} or less")
         require(self.games >= 2, f"games is {self.games}: give 2 or more")
         require(self.max_plies >= 1, f"max_plies is {self.max_plies}: give 1 or more")
         require(0 <= self.skill <= STRONGEST, f"skill is {self.skill}: give 0 to {STRONGEST}")
@@ -169,6 +173,8 @@ def run_eval(
     """Run the suites on every model; nothing is printed."""
     require(bool(models), "no model to evaluate: name an embedded model, a folder or a hub id")
 
+    from rookworld.model.weights import resolve_folder
+
     def load(model: str) -> ModelAnswerer:
         return load_answerer(
             model,
@@ -179,6 +185,8 @@ def run_eval(
             progress=progress,
         )
 
+    for model in models:
+        resolve_folder(model)  # before hours go into the first of them
     with _material(settings, load) as material:
         evaluations = tuple(_evaluate_model(model, load(model), material) for model in models)
         if settings.pgn is not None:

@@ -29,6 +29,15 @@ from rookworld.runtime.errors import ModelError
 
 """Models that are part of this package, by name."""
 
+LARGEST = {
+    "vocab_size": 2**24,
+    "n_positions": 2**20,
+    "n_embd": 2**16,
+    "n_layer": 2**12,
+    "n_head": 2**16,
+    "n_inner": 2**20,
+}
+"""Beyond these a config is damaged: a model is laid out before its weights are looked at."""
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -193,14 +202,19 @@ def _shape(raw: Mapping[str, Any], path: Path) -> GPT2Config:
         value = raw.get(name, default)
         if type(value) is not int or value < 1:
             raise ModelError(f"{path}: {name} is {value!r}, must be a positive whole number")
+        if value > LARGEST[name]:
+            raise ModelError(f"{path}: {name} is {value}, more than {LARGEST[name]:,}")
         sizes[name] = value
     if sizes["n_embd"] % sizes["n_head"]:
         raise ModelError(
             f"{path}: n_embd {sizes['n_embd']} is not divisible by n_head {sizes['n_head']}"
         )
     inner, epsilon = raw.get("n_inner"), raw.get("layer_norm_epsilon", 1e-5)
-    if inner is not None and (type(inner) is not int or inner < 1):
-        raise ModelError(f"{path}: n_inner is {inner!r}, must be null or a positive whole number")
+    if inner is not None and (type(inner) is not int or not 1 <= inner <= LARGEST["n_inner"]):
+        raise ModelError(
+            f"{path}: n_inner is {inner!r}, must be null or a positive whole number, at most "
+            f"{LARGEST['n_inner']:,}"
+        )
     if not isinstance(epsilon, int | float) or not epsilon > 0:
         raise ModelError(f"{path}: layer_norm_epsilon is {epsilon!r}, must be a positive number")
     tied = raw.get("tie_word_embeddings", True) is not False
@@ -335,7 +349,7 @@ def _open(file: Path) -> Iterator[Any]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"cannot read {path}: {error}") from error
     if not isinstance(content, dict):
         raise ModelError(f"{path}: not a JSON object")

@@ -7,9 +7,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from rookworld.runtime.bounds import Count, FromZero, Positive, Seed, Share, Whole
+from rookworld.runtime.bounds import (
+    Bounds,
+    Count,
+    Few,
+    FromZero,
+    Many,
+    Positive,
+    Seed,
+    Share,
+    Whole,
+)
 from rookworld.runtime.config import Composed, require
 from rookworld.runtime.machine import MachineSettings
 
@@ -37,23 +47,23 @@ class PretrainSettings(Composed):
     apart: bool = False
     """With --documents: each text alone from position 0, padded to the longest beside it, instead
     of end to end. A small model learns a board sooner when its squares keep their places."""
-    n_layer: Count = 6
+    n_layer: Annotated[int, Bounds(1, 4096)] = 6
     """Layers; fewer than --model has: its first ones and its last are kept."""
-    n_embd: Count = 320
+    n_embd: Few = 320
     """Width."""
-    n_head: Count = 10
+    n_head: Few = 10
     """Attention heads."""
-    n_inner: Count | None = None
+    n_inner: Many | None = None
     """Width of the inner layers, four times --n-embd by default; narrower than --model's: the units
     with the largest weights are kept."""
-    n_positions: Count = 192
+    n_positions: Many = 192
     """Longest row, in tokens."""
     steps: Count = 12_000
     """Updates."""
     minutes: Positive | None = None
     """Train for as long instead of --steps, the rate falling by the clock; evaluations,
     checkpoints and the first step, which compiles, are not counted."""
-    batch_size: Count | None = None
+    batch_size: Many | None = None
     """Rows (or windows) a step, over all processes; by default 1,728 on CUDA and 32 on the CPU."""
     micro_tokens: Count = 262_144
     """Tokens a forward pass may hold; a step is cut into as many passes as that takes."""

@@ -101,11 +101,11 @@ def card(record: Mapping[str, Any], film: bool = False) -> Record | None:
     Answers of one step go by reward; those of a film are all there, in its order.
     """
     truth, task = record.get("truth"), TASKS.get(str(record.get("task")))
-    if not isinstance(truth, Mapping) or task is None:
+    if not isinstance(truth, Mapping) or task is None or not isinstance(truth.get("fen"), str):
         return None
     try:
         board = chess.Board(truth["fen"])
-    except (KeyError, TypeError, ValueError):
+    except ValueError:
         return None
     true = task.draw_truth(truth)
     boards = [board_svg(_placed(true.board) or board, board.turn, _move(true.played))]

@@ -19,14 +19,26 @@ from rookworld.grpo.settings import (
     LossSettings,
 )
 from rookworld.rl import aliases
-from rookworld.runtime.bounds import Bounds, Count, FromZero, PositiveShare, Seed, Share, Whole
+from rookworld.runtime.bounds import (
+    LARGE,
+    Bounds,
+    Count,
+    Few,
+    FromZero,
+    Many,
+    Positive,
+    PositiveShare,
+    Seed,
+    Share,
+    Whole,
+)
 from rookworld.runtime.config import Composed, Section, require
 from rookworld.runtime.machine import MachineSettings
 from rookworld.tasks.registry import metric_info
 from rookworld.tasks.reward import P_WEIGHTS, RewardRules
 
 Temperature = Annotated[
-    float, Bounds(0, lowest_allowed=False, said="greedy answers are all alike; above 0")
+    float, Bounds(0, LARGE, lowest_allowed=False, said="greedy answers are all alike; above 0")
 ]
 
 
@@ -34,7 +46,7 @@ Temperature = Annotated[
 class SamplingSettings(Section):
     """How answers are sampled."""
 
-    k_samples: Count = 8
+    k_samples: Few = 8
     """Answers sampled per prompt (the group). More give a better baseline and cost as much more."""
     temperature: Temperature = 1.0
     """Sampling temperature; lower it when answers are mostly noise, at the price of variety."""
@@ -124,12 +136,12 @@ class OptimizerSettings(Section):
     """Weights that learn: all, or all but the embeddings, which a short run can only spoil."""
     weight_decay: FromZero = 0.0
     """What weights lose of themselves a step, times the rate."""
-    adam_eps: Annotated[float, Bounds(0, lowest_allowed=False)] = 1e-6
+    adam_eps: Positive = 1e-6
     """AdamW: gradients well below it hardly move their weight. They are mostly rounding, which
     steps of full size would follow wherever it points."""
-    clip_norm: Annotated[float, Bounds(0, lowest_allowed=False)] = 1.0
+    clip_norm: Positive = 1.0
     """Largest gradient norm."""
-    updates_per_rollout: Count = 1
+    updates_per_rollout: Few = 1
     """Passes over each batch of samples; the clip range matters from the second on. More where
     sampling is what costs."""
 
@@ -150,7 +162,7 @@ class DistillSettings(Section):
     distill_first: FromZero = 1.0
     """How much the first move counts in it, whose target is what stands first in the reference's
     lists, on average over the sides (the others count 1); 0: it is left to the rewards."""
-    distill_first_power: Annotated[float, Bounds(0, lowest_allowed=False)] = 1.0
+    distill_first_power: Positive = 1.0
     """How sharp that target is."""
     distill_schedule: Literal["constant", "late"] = "late"
     """late: --distill-coef falls to 0 over the run's last third: rewards have the last word."""
@@ -198,7 +210,7 @@ class ComputeSettings(MachineSettings):
     shard: bool = False
     """Cut weights, gradients, moments and the reference into shares, one a process (FSDP2), for
     models that do not fit; with one process nothing changes. See docs/scaling.md."""
-    score_workers: Whole | None = None
+    score_workers: Annotated[int, Bounds(0, 1024)] | None = None
     """Processes that score answers while the next are sampled; default: on CUDA half of the cores a
     rank has, at most 8, on the CPU none. An engine as --judge is asked by the trainer itself."""
 
@@ -215,7 +227,7 @@ class TrainSettings(Composed):
     """Run folder; another one for each run that you want to keep."""
     steps: Count = 150
     """Updates; first see with 20 that rewards rise."""
-    batch_size: Count = 8
+    batch_size: Many = 8
     """Prompts a step, over all processes. Raise it when the gradient is mostly noise."""
     mix_env_ratio: Share = 0.25
     """Share of environment prompts that are drawn; 0: analysis alone, 1: environment alone. Further

@@ -25,7 +25,7 @@ from rookworld.model.checkpoint import (
     optimizer_tensors,
     restore_optimizers,
 )
-from rookworld.model.gpt2 import GPT2
+from rookworld.model.gpt2 import GPT2Config
 from rookworld.model.lifecycle import resumable, resume_run, save_run
 from rookworld.model.precision import matrix_dtype
 from rookworld.model.sampling.sampler import Sampling, sampler_for
@@ -117,7 +117,7 @@ def new_state(settings: TrainSettings, rows: Sequence[Row], device: torch.device
     tokenizer = Tokenizer.load(folder)
     claim_memory(settings, device)
     learner = new_learner(folder, settings, device)
-    fits(learner.model, settings, tokenizer)
+    fits(learner.model.config, settings, tokenizer)
     hold_still(learner.model, settings.optimizer.trained)
     learner.model.recompute = learner.memory.recompute
     if settings.compute.graphs and device.type == "cuda" and not settings.compute.shard:
@@ -158,17 +158,17 @@ def new_distiller(
     return Distiller(fens, learner, tokenizer, settings)
 
 
-def fits(model: GPT2, settings: TrainSettings, tokenizer: Tokenizer) -> None:
+def fits(shape: GPT2Config, settings: TrainSettings, tokenizer: Tokenizer) -> None:
     """Refuse a model that is too short for an answer or whose tokenizer does not suit it."""
-    if model.config.vocab_size < tokenizer.vocab_size:
+    if shape.vocab_size < tokenizer.vocab_size:
         raise ConfigError(
-            f"--model {settings.model}: {model.config.vocab_size} embeddings for a tokenizer of "
+            f"--model {settings.model}: {shape.vocab_size} embeddings for a tokenizer of "
             f"{tokenizer.vocab_size}; this tokenizer belongs to another model"
         )
     longest = max(one.max_new_tokens for one in sampling(settings.sampling, tokenizer).values())
-    if longest >= model.config.n_positions:
+    if longest >= shape.n_positions:
         raise ConfigError(
-            f"--max-new-tokens {longest}: the model has only {model.config.n_positions} positions"
+            f"--max-new-tokens {longest}: the model has only {shape.n_positions} positions"
         )
     paid = settings.advantages
     if paid.credit == "choices" and not paid.gae and not move_tokens(tokenizer)[0]:

@@ -24,22 +24,33 @@ class Bounds:
         inside = self.lowest <= value <= self.highest and -inf < value < inf
         return inside and (self.lowest_allowed or value != self.lowest)
 
-    def allowed(self) -> str:
+    def allowed(self, value: float) -> str:
+        if not -inf < value < inf:  # isfinite() cannot take every int
+            return "give a finite number"
+        wide = self.highest in (MOST, LARGE, inf)  # a slip of the keyboard, not worth mentioning
+        if value > self.highest and (wide or self.said):
+            return f"give {self.highest:,} or less"
         if self.said:
             return self.said
-        if self.lowest == -inf:
-            return f"give {self.highest} or less"
         if not self.lowest_allowed:
-            end = "" if self.highest == inf else f" and at most {self.highest}"
-            return f"give more than {self.lowest}{end}"
-        return f"give {self.lowest} " + ("or more" if self.highest == inf else f"to {self.highest}")
+            return f"give more than {self.lowest}" + (
+                "" if wide else f" and at most {self.highest}"
+            )
+        return f"give {self.lowest} " + ("or more" if wide else f"to {self.highest}")
 
 
-Count = Annotated[int, Bounds(1, said="must be positive")]
-Whole = Annotated[int, Bounds(0)]
+MOST = 10**9
+"""No step, row or node count is meant to be larger; beyond it is a slip of the keyboard."""
+LARGE = 1e6
+"""The same of rates, weights and ranges, whose products must stay finite in single precision."""
+
+Count = Annotated[int, Bounds(1, MOST, said="must be positive")]
+Few = Annotated[int, Bounds(1, 2**16, said="must be positive")]
+Many = Annotated[int, Bounds(1, 2**20, said="must be positive")]
+Whole = Annotated[int, Bounds(0, MOST)]
 Seed = Annotated[int, Bounds(0, 2**64 - 1)]  # what torch takes
-FromZero = Annotated[float, Bounds(0)]
-Positive = Annotated[float, Bounds(0, lowest_allowed=False)]
+FromZero = Annotated[float, Bounds(0, LARGE)]
+Positive = Annotated[float, Bounds(0, LARGE, lowest_allowed=False)]
 Share = Annotated[float, Bounds(0, 1)]
 PositiveShare = Annotated[float, Bounds(0, 1, lowest_allowed=False)]
 
@@ -56,7 +67,6 @@ def check_bounds(name: str, value: Any, bounds: Bounds) -> None:
     if value is None:
         return
     for number in value if isinstance(value, tuple) else (value,):
-        finite = -inf < number < inf  # isfinite() cannot take every int
         if not bounds.hold(number):
-            allowed = bounds.allowed() if finite else "give a finite number"
+            allowed = bounds.allowed(number)
             raise ConfigError(f"--{name.replace('_', '-')} {number}: {allowed}")

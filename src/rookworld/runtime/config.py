@@ -207,6 +207,7 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is Path and isinstance(value, str):
+        require("\0" not in value, f"{where} = {value!r}: no path holds a zero byte")
         return Path(value)
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         raise ConfigError(f"{where} = {value!r}: expected {hint.__name__}")
@@ -228,10 +229,10 @@ def _tuple_of(value: Any, items: tuple[Any, ...], where: str) -> tuple[Any, ...]
 def read_toml(path: Path) -> dict[str, Any]:
     """The table in a TOML file, or one line that says what is wrong with it."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not a TOML file ({error})") from None
 
 
@@ -293,7 +294,7 @@ def _read_config(path: Path) -> dict[str, Any] | None:
         held = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"{path}: cannot be read ({error}); mend it, or give the run's flags and another --out"
         ) from None

@@ -136,6 +136,13 @@ def pick_device(device: str) -> str:
         raise ConfigError(f"--device {device}: no CUDA device here; use --device cpu")
     if device.split(":")[0] not in ("cpu", "cuda"):
         raise ConfigError(f"--device {device}: expected auto, cpu, cuda or cuda:N")
+    kind, colon, number = device.partition(":")
+    if colon and not (kind == "cuda" and number.isdecimal()):
+        raise ConfigError(f"--device {device}: expected auto, cpu, cuda or cuda:N")
+    if colon and int(number) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"--device {device}: the last one is cuda:{torch.cuda.device_count() - 1}"
+        )
     return device
 
 

@@ -85,11 +85,26 @@ def append_text(path: Path, text: str) -> None:
         raise RookworldError(f"{path}: cannot be written ({error.strerror})") from None
 
 
+def refuse_target(folder: Path) -> None:
+    """Refuse a folder that cannot be made, before anything else is done; nothing is made here."""
+    try:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    except OSError as error:
+        raise RookworldError(
+            f"{folder}: cannot be made ({error.strerror}); choose another --out"
+        ) from None
+    reason = "a file is in the way" if not there.is_dir() else "it may not be written to"
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise RookworldError(f"{folder}: cannot be made ({there}: {reason}); choose another --out")
+
+
 class Run:
     """One run folder, open for writing."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, make: bool = True) -> None:
         self.folder = folder
+        if not make:
+            return
         try:
             (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -142,15 +157,8 @@ class Run:
 
         What no run has left is named and kept.
         """
-        self._refuse_to_lose()
+        self.refuse_occupied(overwrite=overwrite, resume=resume)
         if self.trained():
-            if not overwrite:
-                found = "no whole checkpoint to resume from" if resume else "an earlier run is here"
-                remedy = "" if resume else "--resume goes on with it, "
-                raise ConfigError(
-                    f"{self.folder}: {found}; {remedy}--overwrite deletes it and starts over, "
-                    "another --out leaves it alone"
-                )
             say(f"{self.folder}: replaces an earlier run")
         elif resume:
             say(f"{self.folder}: no run to resume; a new one begins")
@@ -159,6 +167,17 @@ class Run:
         for name in FOLDERS:
             shutil.rmtree(self.folder / name, ignore_errors=True)
         (self.folder / "checkpoints").mkdir(parents=True)
+
+    def refuse_occupied(self, *, overwrite: bool = False, resume: bool = False) -> None:
+        """What would be lost by a new run is named, unless it is to be overwritten."""
+        self._refuse_to_lose()
+        if self.trained() and not overwrite:
+            found = "no whole checkpoint to resume from" if resume else "an earlier run is here"
+            remedy = "" if resume else "--resume goes on with it, "
+            raise ConfigError(
+                f"{self.folder}: {found}; {remedy}--overwrite deletes it and starts over, "
+                "another --out leaves it alone"
+            )
 
     def _refuse_to_lose(self) -> None:
         if _is_settings(self.folder / "config.json"):

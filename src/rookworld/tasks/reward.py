@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Annotated, Final, Literal, get_args
 
-from rookworld.runtime.bounds import Bounds, PositiveShare, check_bounds
+from rookworld.runtime.bounds import LARGE, Bounds, PositiveShare, check_bounds
 from rookworld.runtime.config import Section, require
 from rookworld.runtime.errors import ConfigError
 from rookworld.tasks.notation import GRID_CP, grid_index, is_mate
@@ -75,7 +75,7 @@ A_WEIGHTS: Final[Mapping[str, float]] = {
 """Relative weights: a reward is divided by the sum of its task's."""
 
 # the worst answer that can be read earns 0: what cannot be must not earn more
-Penalty = Annotated[float, Bounds(-math.inf, 0)]
+Penalty = Annotated[float, Bounds(-LARGE, 0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class RewardRules(Section):
             )
         for name, weight in dict(self.p_weights).items():
             require(name in P_WEIGHTS, f"--p-weights {name}: not one of {', '.join(P_WEIGHTS)}")
-            check_bounds(f"p_weights {name}", weight, Bounds(0))
+            check_bounds(f"p_weights {name}", weight, Bounds(0, LARGE))
         # written out, so that config.json holds all of them
         object.__setattr__(self, "p_weights", tuple((P_WEIGHTS | dict(self.p_weights)).items()))
         require(

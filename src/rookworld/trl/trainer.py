@@ -83,7 +83,7 @@ def train(
         twin=load_model(folder, device),
         stream=prompt_stream(rows, tokenizer, settings),
     )
-    fits(session.twin, settings, tokenizer)
+    fits(session.twin.config, settings, tokenizer)
     with held(session.run):
         checkpoint = session.begin()
         if session.step < settings.steps:

@@ -10,12 +10,16 @@ from typing import Literal
 from rookworld.data.generate.moves import Moves
 from rookworld.data.generate.positions import POSITIONS_PER_CHUNK
 from rookworld.data.generate.transitions import Proportions
+from rookworld.runtime.bounds import MOST
 from rookworld.runtime.errors import ConfigError
 from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.task import Letter
 
 DEFAULT_ROWS = 6_000
+
+
+MOST_WORKERS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +103,9 @@ class GenerateSettings:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"--{name}: {value} is less than {least}")
+            most = MOST_WORKERS if name == "workers" else MOST
+            if value is not None and value > most:
+                raise ConfigError(f"--{name}: {value} is more than {most}")
         for name in ("mistakes", "games_share"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ConfigError(f"--{name}: {getattr(self, name)} is not between 0 and 1")
