@@ -2,16 +2,16 @@
 
 export class Refusal extends Error {}
 
-export async function ask(what, fields) {
-  const answer = await fetch(`api/${what}`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(fields) });
-  return found(answer);
+export function ask(what, fields) {
+  return asked(what, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(fields) });
 }
 
-export async function state() {
-  return found(await fetch("api/state"));
+export function state() {
+  return asked("state", {});
 }
 
-async function found(answer) {
+async function asked(what, request) {
+  const answer = await fetch(`api/${what}`, request).catch(() => { throw new Refusal("The server does not answer: has it ended?"); });
   const content = await answer.json();
   if (content.refused || !answer.ok) throw new Refusal(content.refused || content.error);
   return content;

@@ -3,7 +3,7 @@
 import { once, quiet, Refusal } from "./api.js";
 import { arrows, makeBoard, place, viewOnly } from "./board.js";
 import { h } from "./report.js";
-import { list } from "./thoughts.js";
+import { list, share } from "./thoughts.js";
 
 const by = (id) => document.getElementById(id);
 const FRAME_MS = 550, MOST_MOVES = 8;
@@ -103,9 +103,16 @@ export class Film {
     const cell = (nth, node) => { node.addEventListener("click", () => { this.stop(); this.look(nth); }); return h(nth === this.at ? "td.now" : "td", {}, node); };
     const rows = moves.map((move) => h("tr", {}, h("th", {}, san.get(move)), this.frames.map((frame, nth) => cell(nth, square(frame, move, legal.get(move))))));
     const legality = h("tr.legality", {}, h("th", {}, "legal"), this.frames.map((frame, nth) => cell(nth, h(frame ? (frame.candidates.length && frame.candidates.every((one) => one.legal) ? "i.clean" : "i.dirty") : "i", { title: frame ? `${frame.candidates.filter((one) => one.legal).length} of ${frame.candidates.length} legal` : "" }))));
-    const table = h("table", { style: { "--cell": `${Math.max(10, Math.min(30, Math.floor(420 / Math.max(1, this.frames.length))))}px` } }, h("tbody", {}, rows, moves.length ? legality : null));
+    const values = h("tr.values", {}, h("th", {}, "value"), this.frames.map((frame, nth) => cell(nth, value(frame))));
+    const table = h("table", { style: { "--cell": `${Math.max(8, Math.min(30, Math.floor((by("strip").clientWidth - 64) / Math.max(1, this.frames.length)) - 2))}px` } }, h("tbody", {}, rows, moves.length ? [legality, values] : null));
     return table;
   }
+}
+
+/* How good the side to move believes its move to be, as a bar. */
+function value(frame) {
+  const played = frame && frame.candidates.find((one) => one.move === frame.move);
+  return played ? h("i", { title: `${played.san} ${played.score}`, style: { "--v": `${share(played.cp)}%` } }) : h("i");
 }
 
 const nameOf = (one) => (one.step === null ? one.name : `Step ${one.step}`);

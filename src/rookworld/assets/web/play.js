@@ -43,8 +43,8 @@ export class Table {
   /* What the server refuses is told; anything else is a mistake of ours and stays one. */
   async attempt(work) {
     try { return await work(); } catch (error) {
-      if (!(error instanceof Refusal) && !(error instanceof TypeError)) throw error;
-      this.say(error instanceof Refusal ? error.message : "The server does not answer.", true);
+      if (!(error instanceof Refusal)) throw error;
+      this.say(error.message, true);
       this.draw();
       return null;
     }

@@ -3,7 +3,7 @@
 import { h, minus } from "./report.js";
 
 /* Where an evaluation lies between a lost game and a won one, by the curve that Lichess uses. */
-const share = (cp) => 100 / (1 + Math.exp(-0.00368208 * Math.max(-2000, Math.min(2000, cp))));
+export const share = (cp) => 100 / (1 + Math.exp(-0.00368208 * Math.max(-2000, Math.min(2000, cp))));
 
 export function list(host, said, compared, { name = "Model", engine = null, play = null } = {}) {
   const known = new Set((compared ? compared.candidates : []).map((one) => one.move));

@@ -97,11 +97,14 @@ function verdict(found, before) {
   if (found.fault) return [h("span", {}, before, h("b.bad", {}, "its answer cannot be read"), `: ${found.fault}`)];
   if (found.exact) return [h("span", {}, before, h("b.good", {}, "exactly right"), ". Position, reward and flags are those of the rules.")];
   const where = found.squares.length ? ` on ${found.squares.slice(0, 8).join(", ")}${found.squares.length > 8 ? ` and ${found.squares.length - 8} more` : ""}` : "";
-  const rows = found.wrong.map((name) => h("tr", {}, h("td", {}, NAMES[name]), h("td", {}, value(found.said, name)), h("td.soft", {}, value(found.rules, name))));
-  return [h("span", {}, before, h("b.bad", {}, "it departs"), `${where}.`), h("table", {}, h("thead", {}, h("tr", {}, ["", "model", "rules"].map((text) => h("th", {}, text)))), h("tbody", {}, rows))];
+  const rows = found.wrong.filter((name) => name !== "board" || behind(found.said) !== behind(found.rules)).map((name) => h("tr", {}, h("td", {}, NAMES[name]), h("td", {}, value(found.said, name)), h("td.soft", {}, value(found.rules, name))));
+  return [h("span", {}, before, h("b.bad", {}, "it departs"), `${where}.`), rows.length ? h("table", {}, h("thead", {}, h("tr", {}, ["", "model", "rules"].map((text) => h("th", {}, text)))), h("tbody", {}, rows)) : ""];
 }
 
+/* What a FEN says behind its board: whose turn, castling, en passant, counters. */
+const behind = (one) => one.fen.split(" ").slice(1).join(" ");
+
 function value(one, name) {
-  if (name === "board") return h("span.mono", {}, one.fen.split(" ").slice(1).join(" "));
+  if (name === "board") return h("span.mono", {}, behind(one));
   return typeof one[name] === "boolean" ? (one[name] ? "yes" : "no") : number(one[name]);
 }
