@@ -16,6 +16,7 @@ from rookworld.runtime.checkpoint_names import model_of_run
 from rookworld.runtime.errors import ConfigError, ModelError
 from rookworld.tasks.notation import flip_fen, flip_move, is_move_text, mirror_fen, mirror_move
 from rookworld.tasks.task import legal_moves
+from rookworld.uci import serve
 
 CASTLES = "r3k2r/pppq1ppp/2npbn2/4p3/4P3/2NPBN2/PPPQ1PPP/R3K2R w KQkq - 0 9"
 ENDING = "8/5k2/8/3P4/2K5/8/1r6/5R2 b - - 3 51"
@@ -118,6 +119,16 @@ def test_where_nothing_said_can_be_played_the_most_probable_legal_move_is(
     assert found.move == max(shares, key=lambda move: shares[move])
 
 
+def test_a_move_that_is_asked_for_is_evaluated_though_it_was_not_listed(
+    nano: ModelAnswerer,
+) -> None:
+    (found,) = Thinker(nano).opinions([chess.Board()], only=["a2a4"])
+    (candidate,) = found.candidates
+    assert found.move == candidate.move == "a2a4" and found.asked == 3
+    assert abs(candidate.cp) < 100
+    assert "not among those asked for" in found.note
+
+
 def test_a_model_that_spells_moves_out_is_constrained_too() -> None:
     tokenizer = gpt2_tokenizer()
     config = GPT2Config(
@@ -131,6 +142,10 @@ def test_a_model_that_spells_moves_out_is_constrained_too() -> None:
     assert found.move == max(shares, key=lambda move: shares[move])
     with pytest.raises(ConfigError, match="one token"):
         Thinker(spelling, Thinking(sides=True))
+    lines = ["setoption name Sides value true", f"position fen {ENDING}", "go"]
+    said = list(serve(lambda *_: Thinker(spelling), lines))
+    assert any("looking from all sides needs a model" in line for line in said)
+    assert said[-1] == f"bestmove {found.move}"
 
 
 def test_a_run_names_its_checkpoints(tmp_path: Path) -> None:

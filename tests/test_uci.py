@@ -17,6 +17,7 @@ from queue import SimpleQueue
 import chess
 import chess.engine
 import pytest
+import torch
 
 from rookworld.cli.door import main
 from rookworld.cli.play import LONGEST_LINE, lines_of
@@ -167,6 +168,14 @@ def test_a_bad_option_is_refused(line: str, why: str) -> None:
     assert said.startswith("info string ") and why in said
 
 
+@pytest.fixture
+def threads_kept() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads_kept")
 def test_what_lichess_bot_sets_is_accepted() -> None:
     options = {"Move Overhead": 100, "Threads": 2, "Hash": 256, "SyzygyPath": "./syzygy/"}
     lines = [f"setoption name {name} value {value}" for name, value in options.items()]

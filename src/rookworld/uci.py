@@ -26,7 +26,7 @@ import chess
 
 from rookworld.evaluation.opinion import Candidate, Opinion, Thinker, Thinking
 from rookworld.runtime.errors import ConfigError, RookworldError
-from rookworld.tasks.notation import MATE, is_mate
+from rookworld.tasks.notation import MATE, is_mate, is_move_text
 from rookworld.tasks.policy import MOST_MOVES
 
 Load = Callable[[str, str], Thinker]
@@ -270,39 +270,27 @@ class Session:
         only: list[str] = []
         if "searchmoves" in words:
             after = words[words.index("searchmoves") + 1 :]
-            count = next((i for i, word in enumerate(after) if not _is_move(word)), len(after))
+            count = next((i for i, word in enumerate(after) if not is_move_text(word)), len(after))
             only = list(after[:count])
-        self.searches.append(
-            Search(
-                self.worker.submit(
-                    self._think,
-                    self.board.copy(),
-                    only,
-                    self._thinking(),
-                    ponder=self.values["Ponder"] == "true",
-                    game=self.game,
-                ),
-                may_answer=not endless,
-                multipv=int(self.values["MultiPV"]),
-                wdl=self.values["UCI_ShowWDL"] == "true",
-                ply=self.board.ply(),
-            )
+        salt = self.game * PLIES_OF_A_GAME + self.board.ply()
+        ponder = self.values["Ponder"] == "true"
+        asked = (self.board.copy(), only, self._thinking(), salt, ponder)
+        search = Search(
+            self.worker.submit(self._think, *asked),
+            may_answer=not endless,
+            multipv=int(self.values["MultiPV"]),
+            wdl=self.values["UCI_ShowWDL"] == "true",
+            ply=self.board.ply(),
         )
-        self.searches[-1].thought.add_done_callback(self.events.put)
+        self.searches.append(search)
+        search.thought.add_done_callback(self.events.put)
 
     def _think(
-        self,
-        board: chess.Board,
-        only: Sequence[str],
-        thinking: Thinking,
-        *,
-        ponder: bool,
-        game: int,
+        self, board: chess.Board, only: Sequence[str], thinking: Thinking, salt: int, ponder: bool
     ) -> Thought:
         """The model's opinion and, if the program ponders, the reply it expects; by the worker."""
         assert self.thinker is not None
         began = time.monotonic()
-        salt = [game * PLIES_OF_A_GAME + board.ply()]
         fault = ""
         try:
             thinker = self.thinker = self.thinker.but(thinking)
@@ -310,11 +298,11 @@ class Session:
             fault = str(error)
             plain = replace(thinking, sides=False, legal_only=False)
             thinker = self.thinker = self.thinker.but(plain)
-        (found,) = thinker.opinions([board], salt, only)
+        (found,) = thinker.opinions([board], [salt], only)
         reply = ""
         if found.move and ponder:
             board.push_uci(found.move)
-            (after,) = thinker.opinions([board], salt)
+            (after,) = thinker.opinions([board], [salt])
             found, reply = replace(found, asked=found.asked + after.asked), after.move
         return Thought(found, reply, time.monotonic() - began, fault)
 
@@ -395,10 +383,6 @@ def _win_draw_loss(one: Candidate, ply: int) -> str:
         score = chess.engine.Mate(1 if one.cp > 0 else -1)
     chances = score.wdl(model="sf15.1", ply=ply)
     return f"{chances.wins} {chances.draws} {chances.losses}"
-
-
-def _is_move(word: str) -> bool:
-    return 4 <= len(word) <= 5 and word[1:2].isdigit() and word[3:4].isdigit()
 
 
 def _number(name: str, text: str) -> float:

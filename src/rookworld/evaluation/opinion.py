@@ -126,16 +126,26 @@ class Thinker:
         for fen, salt, share in zip(fens, salts, shares, strict=True):
             allowed = {move: share[move] for move in playable(fen, only)}
             firsts.append(self._choice(model, allowed, fen, salt))
+        found = self._go_on(model, fens, firsts, salts, only)
+        return [replace(one, asked=1 + images_of(one.fen)) for one in found]
+
+    def _go_on(
+        self,
+        model: ModelAnswerer,
+        fens: Sequence[str],
+        firsts: Sequence[str],
+        salts: Sequence[int],
+        only: Sequence[str],
+    ) -> list[Opinion]:
+        """Lists as the model goes on from their first moves, which are what it plays."""
         prompts = [
             f"{POLICY.prompt(PolicyRow(fen, (), ()), model.style)} {first}".rstrip()
             for fen, first in zip(fens, firsts, strict=True)
         ]
-        answers = model.answer(prompts, salts)
         found = []
-        for fen, first, answer in zip(fens, firsts, answers, strict=True):
+        for fen, first, answer in zip(fens, firsts, model.answer(prompts, salts), strict=True):
             said = POLICY.parse(f" {first}{answer.text}" if answer.finished else "")
-            one = opinion(fen, replace(said, best=first), only)
-            found.append(replace(one, asked=1 + images_of(fen)))
+            found.append(opinion(fen, replace(said, best=first), only))
         return found
 
     def _constrained(self, model: ModelAnswerer, one: Opinion, only: Sequence[str]) -> Opinion:
@@ -143,8 +153,9 @@ class Thinker:
         (shares,) = move_shares(model, [one.fen])
         allowed = {move: shares[move] for move in playable(one.fen, only)}
         move = self._choice(model, allowed, one.fen, 0)
-        why = one.note.removesuffix(BY_NAME)
-        return replace(one, move=move, note=why + BY_SHARE, by_name=False, asked=one.asked + 1)
+        (found,) = self._go_on(model, [one.fen], [move], [0], only)
+        note = one.note.removesuffix(BY_NAME) + BY_SHARE
+        return replace(found, best=one.best, note=note, asked=one.asked + 2)
 
     def _choice(self, model: ModelAnswerer, shares: Shares, fen: str, salt: int) -> str:
         asked = self.thinking
