@@ -264,6 +264,6 @@ def test_a_signal_ends_it_with_130(tmp_path: Path, number: int, tiny_folder: Pat
     with connected(port):  # a reader that stays keeps nobody from ending
         assert child.pid is not None
         os.kill(child.pid, number)
-        assert child_process.ended(child, 20) == 130
+        assert child_process.ended(child) == 130
     assert "Traceback" not in log.read_text()
     assert log.read_text().endswith("rookworld: interrupted\n")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from rookworld import __version__
@@ -21,6 +22,8 @@ from rookworld.web.subject import Subject
 LOOK_S = 0.5
 BEAT_S = 15.0
 """A line is sent at least so often: a reader that has gone is noticed by it."""
+MOST_EFFORT = 0.1
+"""Share of the time that may go into reading: a long run trains on the same machine."""
 MOST_READERS = 8
 MOST_SAMPLES = 12
 LONGEST_TEXT = 2_000
@@ -84,6 +87,7 @@ class Followers:
         self.run = run
         self.subject = subject
         self.count = 0
+        self._kept = ("", "")
 
     @property
     def full(self) -> bool:
@@ -95,15 +99,23 @@ class Followers:
         tag, quiet_s = "", 0.0
         try:
             while True:
-                fresh = fingerprint([self.run]) + str(len(self.subject.checkpoints()))
+                begun = monotonic()
+                fresh, text = await asyncio.to_thread(self._news, tag)
                 if fresh != tag:
                     tag, quiet_s = fresh, 0.0
-                    data = await asyncio.to_thread(run_record, self.run, self.subject)
-                    yield f"data: {script_json(data)}\n\n"
+                    yield f"data: {text}\n\n"
                 elif quiet_s >= BEAT_S:
                     quiet_s = 0.0
                     yield ": nothing new\n\n"
-                await asyncio.sleep(LOOK_S)
-                quiet_s += LOOK_S
+                pause_s = max(LOOK_S, (monotonic() - begun) / MOST_EFFORT)
+                await asyncio.sleep(pause_s)
+                quiet_s += pause_s
         finally:
             self.count -= 1
+
+    def _news(self, tag: str) -> tuple[str, str]:
+        """What the files are like now, and the data if they are not as `tag` says."""
+        fresh = fingerprint([self.run]) + str(len(self.subject.checkpoints()))
+        if fresh not in (tag, self._kept[0]):
+            self._kept = fresh, script_json(run_record(self.run, self.subject))
+        return self._kept if fresh != tag else (tag, "")

@@ -40,7 +40,9 @@ const table = new Table(about, (one, waiting) => {
 });
 await table.begin();
 if (about.run) follow((data) => {
+  const first = !table.checkpoint && data.checkpoints.length > 0;
   about.checkpoints = data.checkpoints;
+  if (first) table.draw();
   film.setCheckpoints(data.checkpoints);
 }, (fen) => { table.read(fen); by("play").scrollIntoView(); });
 document.documentElement.dataset.ready = "yes";

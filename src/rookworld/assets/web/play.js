@@ -50,7 +50,10 @@ export class Table {
     }
   }
 
-  get modelMoves() { return this.side !== "both" && this.game.here.turn !== this.side && !this.game.here.over && this.about.checkpoints.length > 0; }
+  /* Who answers: the last checkpoint, by name, as a run that trains will have another one soon. */
+  get checkpoint() { const last = this.about.checkpoints[this.about.checkpoints.length - 1]; return last ? last.name : ""; }
+
+  get modelMoves() { return this.side !== "both" && this.game.here.turn !== this.side && !this.game.here.over && this.checkpoint !== ""; }
 
   async begin() {
     await this.read(start, "Game");
@@ -115,7 +118,7 @@ export class Table {
     if (!this.modelMoves) { this.think(); return; }
     const turn = this.turn, fen = this.game.here.fen;
     const next = await this.attempt(async () => {
-      const said = await once("think", { fen });
+      const said = await once("think", { fen, checkpoint: this.checkpoint });
       if (said.note) this.say(`The model's own move: ${said.note}.`);
       return said.after;
     });
@@ -145,9 +148,9 @@ export class Table {
     const found = { said: null, compared: null };
     const show = () => { if (here()) this.drawThoughts(found); };
     show();
-    if (over || !this.about.checkpoints.length) return;
+    if (over) return;
     await Promise.all([
-      this.attempt(async () => { found.said = await once("think", { fen }); show(); }),
+      this.checkpoint && this.attempt(async () => { found.said = await once("think", { fen, checkpoint: this.checkpoint }); show(); }),
       this.about.engine && this.attempt(async () => { found.compared = await once("compare", { fen }); show(); }),
     ]);
   }
@@ -155,7 +158,7 @@ export class Table {
   drawThoughts({ said, compared }) {
     const here = this.game.here;
     if (here.over) by("thoughts").replaceChildren(h("p.note", {}, `The game is over: ${here.over}, ${here.result}.`));
-    else list(by("thoughts"), said, compared, { name: this.about.name, engine: this.about.engine && this.about.engine.name, play: (move) => this.play(move) });
+    else list(by("thoughts"), said, compared, { empty: this.checkpoint ? "…" : "no checkpoint yet", name: this.about.name, engine: this.about.engine && this.about.engine.name, play: (move) => this.play(move) });
     const shapes = [
       ...(compared && this.shown.engine ? arrows(compared.candidates, compared.candidates[0] && compared.candidates[0].move, "engine", 1) : []),
       ...(said && this.shown.model ? arrows(said.candidates, said.move, "model") : []),

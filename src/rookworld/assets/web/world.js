@@ -25,14 +25,14 @@ export class World {
     Object.assign(this, { table, seen: table.game.here.fen });
     const { game } = table, here = game.here;
     by("trail").replaceChildren();
-    by("walk").disabled = Boolean(here.over) || !table.about.checkpoints.length;
+    by("walk").disabled = Boolean(here.over) || !table.checkpoint;
     const orientation = table.board.state.orientation;
     for (const board of [this.believed, this.rules]) place(board, here, { orientation, highlight: { custom: new Map() } });
-    if (!game.at || !table.about.checkpoints.length) { by("verdict").replaceChildren(h("span.soft", {}, "After a move you see here whether the model knows what it does.")); return; }
+    if (!game.at || !table.checkpoint) { by("verdict").replaceChildren(h("span.soft", {}, "After a move you see here whether the model knows what it does.")); return; }
     const before = game.positions[game.at - 1], move = here.played, history = game.history(game.at - 1);
     await quiet();
     if (this.seen !== table.game.here.fen || this.running) return;
-    const found = await this.asked("predict", { fen: before.fen, move, history });
+    const found = await this.asked("predict", { fen: before.fen, move, history, checkpoint: table.checkpoint });
     if (found && this.seen === table.game.here.fen && !this.running) this.show(found, here.played, `${moveNumber(here)} ${here.san}: `);
   }
 
@@ -59,13 +59,13 @@ export class World {
   }
 
   async walk() {
-    const mine = ++this.walking, { game } = this.table;
+    const mine = ++this.walking, { game, checkpoint } = this.table;
     this.running = true;
     by("walk").textContent = "Stop";
     by("trail").replaceChildren();
     let fen = game.here.fen, history = game.history(game.at);
     for (let ply = 1; ply <= MOST_PLIES; ply += 1) {
-      const found = await this.asked("walk", { fen, history });
+      const found = await this.asked("walk", { fen, history, checkpoint });
       if (mine !== this.walking) return;
       if (!found) break;
       if (found.move && found.said) this.step(found, ply, fen);
