@@ -28,7 +28,7 @@ class Bounds:
         if not -inf < value < inf:  # isfinite() cannot take every int
             return "give a finite number"
         wide = self.highest in (MOST, LARGE, inf)  # a slip of the keyboard, not worth mentioning
-        if value > self.highest and (wide or self.said):
+        if value > self.highest and (wide or self.said or self.lowest == -LARGE):
             return f"give {self.highest:,} or less"
         if self.said:
             return self.said
