@@ -19,6 +19,9 @@ from types import FrameType
 
 from rookworld import __version__
 from rookworld.runtime.errors import ConfigError, RookworldError
+from rookworld.runtime.machine import wait_politely
+
+log = logging.getLogger(__name__)
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("train:train", "GRPO: make a model better at chess"),
@@ -40,6 +43,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("play:export", "a Hugging Face folder with a model card"),
 }
 """Command -> (function in rookworld.cli that takes the arguments, one line of help)."""
+
+WORKS = ("train", "pretrain", "overfit")
+"""Commands that take long enough to say how their threads wait."""
 
 INTERRUPTED = 130
 
@@ -126,6 +132,9 @@ def _dispatch(args: list[str]) -> int:
         raise ConfigError(
             f"unknown command {name!r}{suggestion(name, COMMANDS)}; see `rookworld --help`"
         )
+    told = wait_politely()
+    if told and name in WORKS and not {"-h", "--help", "--help-all"} & set(rest):
+        log.warning(told)
     module, function = COMMANDS[name][0].split(":")
     command = getattr(import_module(f"rookworld.cli.{module}"), function)
     code: int = command(rest)
