@@ -184,7 +184,7 @@ def test_settings_come_from_defaults_then_preset_then_file_then_flags(tmp_path: 
         ("--seed -1", "--seed -1: give 0 to 18446744073709551615"),
         ("--k-samples 0 --gae", "--k-samples 0: must be positive"),
         ("--flat-tries -1", "--flat-tries -1: give 0 or more"),
-        ("--p-malformed 2", "--p-malformed 2.0: give -1000000.0 to 0"),
+        ("--p-malformed 2", "--p-malformed 2.0: give 0 or less"),
         ("--gamma 1.5", "--gamma 1.5: give 0 to 1"),
         ("--trained vectors", "vectors"),
         ("--p-weights bets 1", "--p-weights bets: not one of format, legal, best"),
