@@ -27,7 +27,9 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("rookworld ")
 
 
-@pytest.mark.parametrize("command", ["train", "pretrain", "eval", "score"])
+@pytest.mark.parametrize(
+    "command", ["train", "pretrain", "eval", "score", "play", "uci", "match", "selfplay"]
+)
 def test_help_of_a_command_loads_no_torch(command: str) -> None:
     code = (
         "import sys\nfrom rookworld.cli.door import main\n"
@@ -140,6 +142,9 @@ def test_data_pack_takes_every_source(tmp_path: Path, capsys: pytest.CaptureFixt
         ("report", ["report RUN [RUN"]),
         ("sweep", ["sweep [FILE]"]),
         ("uci", ["uci [MODEL]"]),
+        ("play", ["play [MODEL]", "--color"]),
+        ("match", ["match A B", "--sprt"]),
+        ("selfplay", ["selfplay MODEL"]),
         ("export", ["export MODEL"]),
         ("data pack", ["data pack [SOURCE"]),
         ("data mine", ["data mine MODEL SOURCE"]),

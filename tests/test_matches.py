@@ -142,6 +142,7 @@ def test_lots_do_not_change_the_games() -> None:
     (large,) = lots(a, b, MatchSettings(games=12, max_plies=8, at_once=64))
     assert [game.board.move_stack for game in small] == [game.board.move_stack for game in large]
     assert [game.number for game in small] == list(range(12))
+    assert [game.white is a for game in small] == [True, False] * 6
     result = match_result(a, b, small, None)
     assert result.results == (0, 12, 0) and result.counts == (0, 0, 6, 0, 0)
     assert result.ratio is None and result.accepted is None
