@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from rookworld.cli.pretrain import read_settings as read_pretraining
 from rookworld.cli.train import read_settings
+from rookworld.pretrain.settings import PretrainSettings
 from rookworld.rl.aliases import ADVICE, ALIASES, IGNORED
 from rookworld.rl.settings import TrainSettings
 from rookworld.runtime import config
@@ -107,6 +109,17 @@ def test_advice_and_aliases_name_settings_that_there_are() -> None:
         for flag in re.findall(r"--([a-z][a-z-]*[a-z])", text)
     }
     assert named <= set(SETTINGS) | OTHERS
+
+
+def test_pretraining_answers_its_own_names() -> None:
+    known = flat_fields(PretrainSettings)
+    assert set(PretrainSettings.ALIASES.values()) <= set(known)
+    assert not (set(PretrainSettings.ALIASES) | set(PretrainSettings.ADVICE)) & set(known)
+    args = ["--max-iters", "3", "--block-size", "64"]
+    settings = read_pretraining(args, PretrainSettings())
+    assert settings == PretrainSettings.of(steps=3, n_positions=64)
+    with pytest.raises(ConfigError, match="--epochs: --steps counts updates"):
+        read_pretraining(["--epochs", "3"], PretrainSettings())
 
 
 def test_a_file_with_another_trainers_key_is_answered_too(tmp_path: Path) -> None:

@@ -123,6 +123,25 @@ class PretrainSettings(Composed):
     """Delete the run in --out and start over; with --resume, only where it cannot go on."""
     machine: MachineSettings = field(default_factory=MachineSettings)
 
+    ALIASES: ClassVar = {
+        **dict.fromkeys(("max_steps", "num_steps", "max_iters"), "steps"),
+        **dict.fromkeys(("output_dir", "out_dir"), "out"),
+        **dict.fromkeys(("model_name_or_path", "model_name"), "model"),
+        **dict.fromkeys(("warmup_steps", "warmup_iters"), "lr_warmup_steps"),
+        **dict.fromkeys(("max_grad_norm", "grad_clip"), "clip_norm"),
+        **dict.fromkeys(("block_size", "context_length", "max_length"), "n_positions"),
+        **dict.fromkeys(("eval_steps", "eval_interval"), "eval_every"),
+        **dict.fromkeys(("save_steps", "save_interval"), "save_every"),
+    }
+    ADVICE: ClassVar = {
+        **dict.fromkeys(
+            ("epochs", "num_train_epochs", "num_epochs"),
+            "--steps counts updates, --minutes the clock",
+        ),
+        "learning_rate": "--lr for the matrices of blocks, --lr-other for everything else",
+        "per_device_train_batch_size": "--batch-size counts the rows of a step, over all processes",
+        "gradient_accumulation_steps": "a step is cut into passes of --micro-tokens",
+    }
     OWN: ClassVar = "n_layer"
 
     def __post_init__(self) -> None:
