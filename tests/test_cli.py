@@ -28,7 +28,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "pretrain", "eval", "score", "play", "uci", "match", "selfplay"]
+    "command", ["train", "pretrain", "evolve", "eval", "score", "play", "uci", "match", "selfplay"]
 )
 def test_help_of_a_command_loads_no_torch(command: str) -> None:
     code = (

@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "overfit": ("checks:overfit", "learn one batch by heart, or say why it does not"),
     "inspect": ("checks:inspect", "one batch of sampled answers beside the truth"),
     "pretrain": ("pretrain:pretrain", "supervised training from rows"),
+    "evolve": ("evolve:evolve", "rounds of self-play and training, kept only if better"),
     "eval": ("evaluate:evaluate", "chess metrics with confidence intervals"),
     "score": ("evaluate:score", "score answers from a JSONL file"),
     "analyze": ("runs:analyze", "what runs amount to, as a table in the terminal"),

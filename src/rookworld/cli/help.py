@@ -29,6 +29,7 @@ TAKES = {
     "overfit": LAYERS,
     "inspect": LAYERS,
     "pretrain": LAYERS,
+    "evolve": "",
     "eval": "MODEL [MODEL …]",
     "score": "FILE",
     "analyze": "RUN [RUN …]",

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rookworld.cli.display import bar, say, show
 from rookworld.cli.flags import leading, parse
@@ -27,19 +28,25 @@ def analyze(args: list[str]) -> int:
     if not paths:
         raise ConfigError("analyze: name one or more run folders, or a sweep's folder")
     from rookworld.report.analysis import analyze as analyzed
-    from rookworld.report.run_reader import find_runs, is_sweep, read_run
+    from rookworld.report.evolution import read_rounds, rounds_table
+    from rookworld.report.run_reader import find_runs, is_evolution, is_sweep, read_run
     from rookworld.report.sweep_summary import read_sweep, summarize
     from rookworld.report.tables import render, render_sweep
 
     sweeps = [summarize(read_sweep(Path(p))) for p in paths if is_sweep(Path(p))]
     folders = find_runs(Path(p) for p in paths if not is_sweep(Path(p)))
     runs = [analyzed(read_run(folder)) for folder in folders]
+    evolutions = [Path(p) for p in paths if is_evolution(Path(p))]
     if settings.json:
-        found = {"runs": [one.to_json() for one in runs]}
+        found: dict[str, Any] = {"runs": [one.to_json() for one in runs]}
+        if evolutions:
+            found["rounds"] = [one for folder in evolutions for one in read_rounds(folder)]
         print(json.dumps(found | {"sweeps": [dataclasses.asdict(one) for one in sweeps]}))
         return 0
     for sweep in sweeps:
         show(render_sweep(sweep))
+    for folder in evolutions:
+        show(rounds_table(folder))
     if runs:
         show(render(runs))
     return 0

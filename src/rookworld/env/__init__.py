@@ -11,7 +11,7 @@ the library `verifiers` (extra `verifiers`).
 from importlib.util import find_spec
 
 from rookworld.env.episode import EnvSettings, Episode, Turn, starts_from
-from rookworld.env.rules import verdict_by_rules
+from rookworld.tasks.structure import verdict_by_rules
 
 __all__ = ["EnvSettings", "Episode", "Turn", "starts_from", "verdict_by_rules"]
 

@@ -3,8 +3,8 @@
 Laws: python-chess alone moves the game on, whatever the model says of it; any text is an answer and
 none raises; the reward of a turn is the verdict of the task that was asked, so an answer is worth
 here what it is worth to `rookworld train` and `rookworld score`. A position with labels is judged
-by them, any other by the judge, and where there is none by the rules (`rules`): `Turn.judged_by`
-says by whom.
+by them, any other by the judge, and where there is none by the rules (`tasks.structure`):
+`Turn.judged_by` says by whom.
 
 The end: the rules end the game, the move was illegal (the model is still asked what it does), an
 analysis cannot be read (there is no move to play), or so many turns are over.
@@ -22,7 +22,6 @@ import chess
 
 from rookworld.data.openings import openings
 from rookworld.data.sources import load_rows
-from rookworld.env.rules import verdict_by_rules
 from rookworld.runtime.bounds import Count, Seed
 from rookworld.runtime.config import Section
 from rookworld.runtime.errors import ConfigError
@@ -33,6 +32,7 @@ from rookworld.tasks.notation import position_key
 from rookworld.tasks.policy import POLICY
 from rookworld.tasks.registry import task_of
 from rookworld.tasks.reward import RewardRules
+from rookworld.tasks.structure import verdict_by_rules
 from rookworld.tasks.task import EnvironmentRow, Judge, PolicyRow, Row, Style, Verdict
 
 JudgedBy = Literal["labels", "judge", "rules"]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rookworld import __version__
 from rookworld.runtime.errors import RookworldError
-from rookworld.runtime.run_folder import MATCH, PAIRED, STREAMS, read_json, read_lines
+from rookworld.runtime.run_folder import MATCH, PAIRED, ROUNDS, STREAMS, read_json, read_lines
 
 Values = NDArray[np.float64]
 Record = dict[str, Any]
@@ -91,16 +91,28 @@ def is_sweep(folder: Path) -> bool:
     return (folder / SWEEP_FILE).exists()
 
 
+def is_evolution(folder: Path) -> bool:
+    return (folder / ROUNDS).exists()
+
+
 def find_runs(paths: Iterable[Path]) -> list[Path]:
     """The run folders meant: each path itself, or the runs in it; an empty folder is a run."""
     found: list[Path] = []
     for path in paths:
         if not path.is_dir():
             raise RookworldError(f"{path}: no such run folder")
-        home = path / "trials" if (path / SWEEP_FILE).exists() else path
+        home = home_of_runs(path)
         inner = sorted(one for one in home.glob("*/") if is_run(one))
-        found += [path] if is_run(path) or not (inner or is_sweep(path)) else inner
+        alone = is_run(path) and not is_evolution(path)
+        found += [path] if alone or (home == path and not inner) else inner
     return list(dict.fromkeys(found))
+
+
+def home_of_runs(path: Path) -> Path:
+    """Where the runs of a folder are: a sweep and an evolution have a place for them."""
+    if is_sweep(path):
+        return path / "trials"
+    return path / "rounds" if is_evolution(path) else path
 
 
 def read_run(folder: Path) -> RunRecord:

@@ -32,6 +32,8 @@ PAIRED = "paired.json"
 """How the last evaluation differs from the first, metric by metric, paired row by row."""
 MATCH = "match.json"
 """Games of the model after training against the one before, if some were played."""
+ROUNDS = "rounds.jsonl"
+"""What makes a folder an evolution: a line for each of its rounds, which are runs themselves."""
 FILES = (*STREAMS, FIRST_ROWS, PAIRED, MATCH, "train.log", "DONE")
 FOLDERS = ("checkpoints", "final", "tensorboard")
 
