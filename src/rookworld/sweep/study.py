@@ -29,6 +29,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from rookworld.report.run_reader import Record
 from rookworld.runtime.atomic_files import write_text
+from rookworld.runtime.config import require
 from rookworld.runtime.errors import ConfigError, RookworldError
 from rookworld.runtime.run_folder import finite
 from rookworld.runtime.run_lock import Lock
@@ -253,9 +254,22 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             return JournalStorage(JournalFileBackend(str(path)))
+    if url.startswith("grpc://"):
+        return _proxy(url)
     # SQLite lets one write at a time: wait for the others rather than fail
     patience = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else None
     return RDBStorage(url, engine_kwargs=patience)
+
+
+def _proxy(url: str) -> BaseStorage:
+    """Optuna's server before a database: machines that reach it need no driver and no password."""
+    host, _, port = url.removeprefix("grpc://").rstrip("/").partition(":")
+    require(bool(host) and port.isdecimal(), f"--storage {url}: not like grpc://HOST:PORT")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        proxy = optuna.storages.GrpcStorageProxy(host=host, port=int(port))
+    proxy.wait_server_ready(timeout=20)
+    return proxy
 
 
 def _open_patiently(open_study: Callable[[], optuna.Study], url: str | None) -> optuna.Study:
