@@ -25,6 +25,8 @@ from rookworld.evolve.harvest import Recorder, harvest, replay
 from rookworld.evolve.rounds import decide, evolve, rounds_of
 from rookworld.evolve.settings import EvolveSettings
 from rookworld.evolve.training import mixed, sources
+from rookworld.runtime.atomic_files import write_json
+from rookworld.runtime.config import resolved
 from rookworld.runtime.errors import ConfigError, RookworldError
 from rookworld.runtime.run_folder import read_lines
 from rookworld.runtime.run_lock import locked
@@ -323,6 +325,10 @@ def test_what_is_there_is_not_deleted_unasked(
 ) -> None:
     out = small["out"]
     (out / "rounds").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="move them"):
+        evolve(EvolveSettings.of(**small, overwrite=True))
+    assert (out / "rounds").exists()
+    write_json(out / "config.json", resolved(EvolveSettings.of(**small)))
     with pytest.raises(ConfigError, match="--resume goes on"):
         evolve(EvolveSettings.of(**small))
     with (
@@ -355,7 +361,16 @@ def test_a_dry_run_says_what_would_be_done(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", ["", "--world", "--method grpo"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "",
+        "--world",
+        "--method grpo",
+        pytest.param("--judge stockfish --nodes 500", marks=pytest.mark.engine),
+        pytest.param("--judge stockfish --nodes 500 --method grpo", marks=pytest.mark.engine),
+    ],
+)
 def test_a_small_loop_from_end_to_end(
     flags: str, small: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

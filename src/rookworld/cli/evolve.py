@@ -27,7 +27,11 @@ def evolve(args: list[str]) -> int:
     say(banner("evolve", settings, EvolveSettings()))
     try:
         with bar("rounds") as progress:
-            records = rounds.evolve(settings, progress.say)
+            records = rounds.evolve(
+                settings,
+                progress.say,
+                lambda what, done, total: progress.update(done, total, what),
+            )
     except Interrupted:
         say("stopped within a round; --resume goes on from there")
         return 130

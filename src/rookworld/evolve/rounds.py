@@ -35,12 +35,12 @@ from rookworld.evaluation.evaluate import (
     save_found,
 )
 from rookworld.evaluation.games import ModelPlayer, selfplay
-from rookworld.evaluation.generator import ModelAnswerer, load_answerer
+from rookworld.evaluation.generator import ModelAnswerer, Progress, load_answerer
 from rookworld.evaluation.statistics import PairedDifference
 from rookworld.evaluation.world_model import walk_worlds, world_estimates
 from rookworld.evolve.harvest import Recorder, harvest, replays
 from rookworld.evolve.settings import EvolveSettings
-from rookworld.evolve.training import OWN_ROWS, train_round
+from rookworld.evolve.training import OWN_ROWS, Hooks, train_round
 from rookworld.runtime.atomic_files import write_json, write_text
 from rookworld.runtime.config import of_run, resolved, short_hash
 from rookworld.runtime.errors import ConfigError
@@ -71,16 +71,21 @@ class Arena:
     """Positions that must not be trained on."""
     judge: Judge | None
     say: Say
+    progress: Progress
 
 
-def evolve(settings: EvolveSettings, say: Say = lambda line: None) -> list[Record]:
+def evolve(
+    settings: EvolveSettings,
+    say: Say = lambda line: None,
+    progress: Progress = lambda what, done, total: None,
+) -> list[Record]:
     """All rounds; the lines of `rounds.jsonl`."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("evolve runs in one process; start it without torchrun")
     held = held_out(settings)
     with locked(settings.out / ".lock", "evolving"), open_judge(settings) as judge:
         begin(settings, say)
-        arena = Arena(settings, held, tested_positions(held), judge, say)
+        arena = Arena(settings, held, tested_positions(held), judge, say, progress)
         for number in range(len(rounds_of(settings.out)) + 1, settings.rounds + 1):
             done = rounds_of(settings.out)
             record = play_round(arena, number, last_kept(done))
@@ -113,8 +118,13 @@ def open_judge(settings: EvolveSettings) -> AbstractContextManager[Judge | None]
 def begin(settings: EvolveSettings, say: Say) -> None:
     """Make room, or go on; what is there is deleted only to overwrite it."""
     out, rounds = settings.out, settings.out / "rounds"
-    of_run(EvolveSettings(), out)  # refuses the folder of another command's run
+    own = of_run(EvolveSettings(), out)  # refuses the folder of another command's run
     there = rounds.exists() or (out / ROUNDS).exists()
+    if there and own is None:
+        raise ConfigError(
+            f"{out} holds rounds, but no config.json that says of what: choose another --out or "
+            "move them"
+        )
     if there and not (settings.resume or settings.overwrite):
         raise ConfigError(
             f"{out}: earlier rounds are here; --resume goes on with them, --overwrite deletes "
@@ -172,7 +182,8 @@ def play_round(arena: Arena, number: int, kept: int) -> Record:
     own = [record_row(one) for one in read_records(folder / OWN_ROWS)]
     if not own:
         return record | {"why": "no game gave a row to learn from"}
-    final = train_round(settings, model, number, folder, own, arena.judge, arena.say)
+    hooks = Hooks(arena.say, lambda step: arena.progress("training", step, settings.steps))
+    final = train_round(settings, model, number, folder, own, arena.judge, hooks)
     after = evaluation_of(arena, str(final), found_of(settings, number))
     found = paired(before, after)
     record["after"] = after.estimates[settings.select_by].to_json()
@@ -195,10 +206,16 @@ def evaluation_of(arena: Arena, model: str, path: Path) -> Evaluation:
     asked = asked_of(arena.settings, model)
     found = load_found(path, asked)
     if found is None:
-        answerer = load_answerer(model, device=arena.settings.device, seed=arena.settings.seed)
+        answerer = load(arena, model, arena.settings.seed)
         found = measure(arena.settings, arena.held_out, answerer)
         save_found(path, found, asked)
     return found
+
+
+def load(arena: Arena, model: str, seed: int) -> ModelAnswerer:
+    """A model that answers."""
+    device, progress = arena.settings.device, arena.progress
+    return load_answerer(model, device=device, seed=seed, progress=progress)
 
 
 def measure(settings: EvolveSettings, held: HeldOut, answerer: ModelAnswerer) -> Evaluation:
@@ -219,7 +236,7 @@ def play(arena: Arena, number: int, model: str) -> Record:
     if (folder / PLAYED).exists():
         return dict(read_json(folder / PLAYED))
     seed = settings.seed + number
-    answerer = load_answerer(model, device=settings.device, seed=seed)
+    answerer = load(arena, model, seed)
     recorder = Recorder(answerer.sampling(settings.play_temperature, top_k=settings.play_top_k))
     starts = openings(settings.games, seed)
     estimates = play_games(recorder, starts, settings)

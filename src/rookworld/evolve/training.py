@@ -7,6 +7,7 @@ a round's folder is their run folder, and they go on in it where they were kille
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rookworld.data.rows import row_key
@@ -18,15 +19,22 @@ from rookworld.model.weights import resolve_folder
 from rookworld.pretrain.settings import PretrainSettings
 from rookworld.pretrain.sources import load_sources
 from rookworld.pretrain.trainer import pretrain
-from rookworld.rl.run_log import Hooks
+from rookworld.rl.run_log import Hooks as TrainHooks
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.trainer import train
 from rookworld.runtime.run_folder import Run
 from rookworld.tasks.task import Judge, Row
 
-Say = Callable[[str], None]
 OWN_ROWS = "rows.jsonl"
 WARMUP_STEPS = 10
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What the surface wants to hear of a round's training."""
+
+    say: Callable[[str], None]
+    on_step: Callable[[int], None]
 
 
 def train_round(
@@ -36,17 +44,19 @@ def train_round(
     folder: Path,
     own: Sequence[Row],
     judge: Judge | None,
-    say: Say,
+    hooks: Hooks,
 ) -> Path:
     """Train from `model` on a round's rows and the others; the folder of the final model."""
     if Run(folder).done:
         return folder / "final"
     if settings.method == "pretrain":
-        return supervised(settings, model, number, folder, say)
-    return by_reward(settings, model, number, folder, own, judge, say)
+        return supervised(settings, model, number, folder, hooks)
+    return by_reward(settings, model, number, folder, own, judge, hooks)
 
 
-def supervised(settings: EvolveSettings, model: str, number: int, folder: Path, say: Say) -> Path:
+def supervised(
+    settings: EvolveSettings, model: str, number: int, folder: Path, hooks: Hooks
+) -> Path:
     """The trainer of `pretrain`, without evaluations of its own."""
     wanted = PretrainSettings.of(
         model=model,
@@ -68,7 +78,13 @@ def supervised(settings: EvolveSettings, model: str, number: int, folder: Path, 
     )
     tokenizer = Tokenizer.load(resolve_folder(model))
     packed = load_sources(wanted.data, tokenizer, hard=wanted.hard_share, softness=wanted.softness)
-    return pretrain(wanted, packed, tokenizer, say=say)
+    return pretrain(
+        wanted,
+        packed,
+        tokenizer,
+        on_step=lambda step, metrics: hooks.on_step(step),
+        say=hooks.say,
+    )
 
 
 def sources(settings: EvolveSettings, own: Path) -> tuple[str, ...]:
@@ -86,7 +102,7 @@ def by_reward(
     folder: Path,
     own: Sequence[Row],
     judge: Judge | None,
-    say: Say,
+    hooks: Hooks,
 ) -> Path:
     """GRPO, judged by labels, or by the engine if that verified the rows."""
     wanted = TrainSettings.of(
@@ -109,7 +125,8 @@ def by_reward(
     if settings.batch_size is not None:
         wanted = wanted.but(batch_size=settings.batch_size)
     rows = mixed(own, list(training_rows(settings.data)) if settings.data else [], settings.share)
-    return train(wanted, rows, lambda model, tokenizer: Evaluation(), judge, Hooks(say=say))
+    told = TrainHooks(on_step=lambda step, metrics: hooks.on_step(step), say=hooks.say)
+    return train(wanted, rows, lambda model, tokenizer: Evaluation(), judge, told)
 
 
 def mixed(own: Sequence[Row], others: Sequence[Row], share: float) -> list[Row]:
