@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from rookworld.runtime import machine
 from rookworld.runtime.machine import SPINS, wait_politely, waiting
 
 BESIDE = """
@@ -38,8 +40,9 @@ def test_it_is_chosen_before_torch_is_loaded_or_not_at_all() -> None:
 
     assert wait_politely(environment) is None and environment == {}
     code = (
-        "import os, sys; os.getloadavg = lambda: (1.5, 0, 0)\n"
+        "import os, sys\n"
         "from rookworld.cli.door import main\n"
+        "from rookworld.runtime import machine; machine.busy_cores = lambda: 1.5\n"
         "main(['train', '--steps', '0']); assert 'torch' not in sys.modules\n"
         "print(os.environ['OMP_WAIT_POLICY'])"
     )
@@ -49,6 +52,22 @@ def test_it_is_chosen_before_torch_is_loaded_or_not_at_all() -> None:
     )
     assert done.stdout == "passive\n"
     assert done.stderr.count("threads sleep while they wait") == 1
+
+
+def test_other_work_is_that_of_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation that has just ended still stands in the load average of a minute."""
+    stat, cores = tmp_path / "stat", os.cpu_count() or 1
+    lines = iter(["cpu 100 0 100 700 100 0 0 0 9 9\n", "cpu 150 0 150 760 140 0 0 0 9 9\n"])
+    monkeypatch.setattr(machine, "STAT", stat)
+    monkeypatch.setattr("time.sleep", lambda _: stat.write_text(next(lines)))
+    stat.write_text(next(lines))
+    assert machine.busy_cores() == pytest.approx(0.5 * cores)
+    stat.unlink()
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 0.0, 0.0))
+    assert machine.busy_cores() == 1.5
+    stat.write_text("")
+    assert machine.busy_cores() == 1.5
 
 
 @pytest.mark.slow

@@ -47,6 +47,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 WORKS = ("train", "pretrain", "overfit")
 """Commands that take long enough to say how their threads wait."""
+QUICK = ("analyze", "report", "score")
+"""Commands that need no threads, and no look at what else the machine does."""
 
 INTERRUPTED = 130
 
@@ -133,8 +135,9 @@ def _dispatch(args: list[str]) -> int:
         raise ConfigError(
             f"unknown command {name!r}{suggestion(name, COMMANDS)}; see `rookworld --help`"
         )
-    told = wait_politely()
-    if told and name in WORKS and not {"-h", "--help", "--help-all"} & set(rest):
+    asks = {"-h", "--help", "--help-all"} & set(rest)
+    told = None if asks or name in QUICK else wait_politely()
+    if told and name in WORKS:
         log.warning(told)
     module, function = COMMANDS[name][0].split(":")
     command = getattr(import_module(f"rookworld.cli.{module}"), function)

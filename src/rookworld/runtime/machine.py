@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from rookworld.runtime.config import Section
@@ -19,6 +21,30 @@ SPINS = "10000"
 """Rounds, some 20 µs, that a thread waits before it sleeps: about a small pass."""
 BUSY = 0.5
 """Cores' worth of other work from which on threads sleep at once."""
+
+
+LOOK_S = 0.1
+"""How long other work is looked at. The load average of a minute still has what ended long ago,
+such as an installation; threads that sleep then cost a quiet machine a third of its speed."""
+STAT = Path("/proc/stat")
+
+
+def busy_cores() -> float:
+    """How many cores others keep busy now; where the system does not say, over the last minute."""
+    try:
+        begun, idle = _ticks()
+        time.sleep(LOOK_S)
+        ended, still_idle = _ticks()
+    except (OSError, ValueError, IndexError):
+        return os.getloadavg()[0]
+    share = 1 - (still_idle - idle) / max(1, ended - begun)
+    return share * (os.cpu_count() or 1)
+
+
+def _ticks() -> tuple[int, int]:
+    """Ticks of all cores since the machine began, and the idle ones among them."""
+    ticks = [int(word) for word in STAT.read_text(encoding="ascii").split("\n", 1)[0].split()[1:]]
+    return sum(ticks[:8]), ticks[3] + ticks[4]
 
 
 def waiting(load: float, given: Mapping[str, str]) -> dict[str, str]:
@@ -37,7 +63,7 @@ def wait_politely(environment: MutableMapping[str, str] = os.environ) -> str | N
     """
     if "torch" in sys.modules:  # which has read the environment
         return None
-    load = os.getloadavg()[0]
+    load = busy_cores()
     chosen = waiting(load, environment)
     environment.update(chosen)
     if "OMP_WAIT_POLICY" not in chosen:
