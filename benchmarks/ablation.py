@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rookworld.cli.door import main as rookworld
+from rookworld.cli.dispatch import main as rookworld
 from rookworld.data.sources import load_rows
 from rookworld.model.precision import autocast_for
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder
-from rookworld.rl import credit, overlap
+from rookworld.rl import collect, credit
 from rookworld.rl.forward import MicroBatch, policy_stats, states
 from rookworld.rl.models import Learner
 from rookworld.rl.settings import TrainSettings
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
         flags += ["--credit", "answer"]
         Collector.sample = true_completions  # type: ignore[method-assign]
         setattr(credit, "set_advantages", pay_alike)  # noqa: B010
-        overlap.may_reuse_activations = lambda *_: False
+        collect.may_reuse_activations = lambda *_: False
     if arm in ("reward", "labels"):
         flags += ["--distill-coef", "0"]
     return rookworld(["train", *flags])

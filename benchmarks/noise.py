@@ -20,8 +20,8 @@ from torch import Tensor
 
 from rookworld.cli.train import read_rows
 from rookworld.rl import credit, forward, update
+from rookworld.rl.collect import collect_groups
 from rookworld.rl.metrics import Clock
-from rookworld.rl.overlap import collect_groups
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import State, new_state

@@ -24,8 +24,8 @@ from rookworld.model.sampling.sampler import sampler_for
 from rookworld.model.weights import save_model
 from rookworld.pretrain.sources import pick_tokenizer
 from rookworld.rl import forward, update
+from rookworld.rl.collect import collect_groups
 from rookworld.rl.metrics import Clock
-from rookworld.rl.overlap import collect_groups
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import State, new_state, sampling

@@ -37,8 +37,8 @@ from rookworld.model.precision import resolve_dtype
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder, save_model
 from rookworld.pretrain.sources import pick_tokenizer
+from rookworld.rl.collect import collect_groups
 from rookworld.rl.metrics import Clock, peak_memory_mb
-from rookworld.rl.overlap import collect_groups
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import new_state

@@ -141,7 +141,7 @@ def _main(
     largest_file: int | None,
     dies_after: int | None,
 ) -> None:
-    from rookworld.cli.door import main
+    from rookworld.cli.dispatch import main
 
     _settle(log, environment)
     if largest_file is not None:

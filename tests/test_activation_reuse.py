@@ -16,7 +16,7 @@ from rookworld.model.activation_reuse import ActivationStore, BlockOutputs, line
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.sampling import decode_graphs
 from rookworld.model.sampling.sampler import Samples, Sampling
-from rookworld.rl import overlap
+from rookworld.rl import collect
 from rookworld.rl.batch import SharedPrefixBatch, padded_batch
 from rookworld.rl.forward import states
 from rookworld.rl.state import new_state
@@ -225,7 +225,7 @@ def test_training_is_the_same_with_a_store(
         reused: list[bool] = []
         with monkeypatch.context() as patch:
             if not stored:
-                patch.setattr(overlap, "may_reuse_activations", lambda *_: False)
+                patch.setattr(collect, "may_reuse_activations", lambda *_: False)
 
             def counted(
                 layer: nn.Linear, x: Tensor, known: Tensor | None, reused: list[bool] = reused
@@ -250,16 +250,16 @@ def test_there_is_a_store_only_for_what_the_next_pass_may_use(
 ) -> None:
     settings = tiny_settings(warm_folder, tmp_path)
     state = new_state(settings, tiny_rows(), torch.device("cpu"))
-    first = overlap.activations_for(state, settings)
+    first = collect.activations_for(state, settings)
     assert first is not None
     assert first.full  # KL is to be 0 while policy and reference are one
     with torch.no_grad():
         state.learner.model.h[1].get_parameter("mlp.c_fc.bias")[3] += 0.1
-    then = overlap.activations_for(state, settings)
+    then = collect.activations_for(state, settings)
     assert then is not None
     assert not then.full
     assert then.most == state.learner.memory.micro_tokens
     state.learner.memory = replace(state.learner.memory, recompute=True)
-    never = overlap.activations_for(state, settings)
+    never = collect.activations_for(state, settings)
     assert never is not None
     assert never.full

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from rookworld.cli.dispatch import COMMANDS, main
 from rookworld.cli.display import bar, say, show
-from rookworld.cli.door import COMMANDS, main
 from rookworld.cli.help import TAKES
 from rookworld.data.rows import row_text
 from rookworld.data.sources import load_rows, training_rows, write_rows
@@ -32,7 +32,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_help_of_a_command_loads_no_torch(command: str) -> None:
     code = (
-        "import sys\nfrom rookworld.cli.door import main\n"
+        "import sys\nfrom rookworld.cli.dispatch import main\n"
         f"try:\n    main([{command!r}, '--help'])\nexcept SystemExit as stop:\n"
         "    assert not stop.code\nassert 'torch' not in sys.modules, 'torch was loaded'\n"
     )

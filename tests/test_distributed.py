@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 import child_process
-from rookworld.cli.door import main
+from rookworld.cli.dispatch import main
 from rookworld.evaluation.evaluate import Evaluation
 from rookworld.model.checkpoint import fault_of, saved_checkpoints
 from rookworld.model.gpt2 import GPT2
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
+from rookworld.rl.collect import collect_groups
 from rookworld.rl.metrics import Clock
-from rookworld.rl.overlap import collect_groups
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.state import new_state
 from rookworld.rl.step import learn
@@ -293,7 +293,7 @@ def test_torchrun_goes_the_way_of_one(warm_folder: Path, alone: Path, tmp_path: 
 MORTAL = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from rookworld.cli.door import main
+from rookworld.cli.dispatch import main
 
 def die_in_the_seventh_step():
     path = Path(sys.argv[sys.argv.index("--out") + 1]) / "metrics.jsonl"

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from rookworld.cli.door import COMMANDS, main
+from rookworld.cli.dispatch import COMMANDS, main
 from rookworld.rl.settings import TrainSettings
 from rookworld.runtime.config import flat_fields
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from rookworld.cli.door import main
+from rookworld.cli.dispatch import main
 from rookworld.data.documents import ExportSettings, export_rows, read_documents
 from rookworld.data.intake import Intake
 from rookworld.data.rows import row_text
@@ -298,7 +298,7 @@ def test_the_preset_is_the_public_model() -> None:
 COMMAND = """
 import sys
 sys.modules["pyarrow"] = None
-from rookworld.cli.door import main
+from rookworld.cli.dispatch import main
 sys.exit(main(sys.argv[1:]))
 """
 

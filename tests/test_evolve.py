@@ -16,7 +16,7 @@ from typing import Any
 import chess
 import pytest
 
-from rookworld.cli.door import main
+from rookworld.cli.dispatch import main
 from rookworld.data.rows import record_row
 from rookworld.evaluation.generator import Answer
 from rookworld.evaluation.statistics import known, paired_difference
@@ -390,7 +390,7 @@ def test_a_small_loop_from_end_to_end(
         "4",
     ]
     command += ["--save-every", "2", "--device", "cpu", "--lr", "1e-4"]
-    start = f"import sys; from rookworld.cli.door import main; sys.exit(main({command!r}))"
+    start = f"import sys; from rookworld.cli.dispatch import main; sys.exit(main({command!r}))"
     process = subprocess.Popen([sys.executable, "-c", start], stderr=subprocess.DEVNULL)
     saved = small["out"] / "rounds/round-001/checkpoints"
     deadline = time.monotonic() + 300

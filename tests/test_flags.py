@@ -18,10 +18,10 @@ from rookworld.cli.training_display import Recorder
 from rookworld.evaluation import evaluate
 from rookworld.grpo import loss as losses
 from rookworld.model.weights import load_model
-from rookworld.rl import credit, forward, models, overlap, state, update
+from rookworld.rl import collect, credit, forward, models, state, update
+from rookworld.rl.collect import collect_groups, may_look_ahead, scoring_workers
 from rookworld.rl.metrics import Clock
 from rookworld.rl.models import Learner, reference_device
-from rookworld.rl.overlap import collect_groups, may_look_ahead, scoring_workers
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import State, new_state, sampling
@@ -418,7 +418,7 @@ def test_content_counts_more_and_more_while_rewards_warm_up(
     monkeypatch: pytest.MonkeyPatch, tiny_folder: Path
 ) -> None:
     progress: list[float] = []
-    monkeypatch.setattr(overlap, "collect", lambda *args, **options: progress.append(args[4]))
+    monkeypatch.setattr(collect, "collect", lambda *args, **options: progress.append(args[4]))
     args = f"--model {tiny_folder} {SMALL} --reward-warmup-steps 100".split()
     settings = read_settings(args, "rookworld train")
     state = new_state(settings, tiny_rows(), torch.device("cpu"))

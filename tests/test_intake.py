@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from rookworld.cli.door import main
+from rookworld.cli.dispatch import main
 from rookworld.data.intake import Intake
 from rookworld.data.rows import is_mate_row, row_key, row_record, row_text
 from rookworld.data.show import position_svg, row_class

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rookworld.cli.door import main
+from rookworld.cli.dispatch import main
 from rookworld.data.rows import task_name
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, save_model

@@ -41,7 +41,7 @@ def test_it_is_chosen_before_torch_is_loaded_or_not_at_all() -> None:
     assert wait_politely(environment) is None and environment == {}
     code = (
         "import os, sys\n"
-        "from rookworld.cli.door import main\n"
+        "from rookworld.cli.dispatch import main\n"
         "from rookworld.runtime import machine; machine.busy_cores = lambda: 1.5\n"
         "main(['train', '--steps', '0']); assert 'torch' not in sys.modules\n"
         "print(os.environ['OMP_WAIT_POLICY'])"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from legal_engine import install_legal
-from rookworld.cli.door import main
+from rookworld.cli.dispatch import main
 from rookworld.evaluation.games import new_game, play_out
 from rookworld.evaluation.matches import MatchSettings, lots, match_result
 from rookworld.evaluation.pairs import (

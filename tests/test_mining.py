@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rookworld.cli.door import main
+from rookworld.cli.dispatch import main
 from rookworld.data.sources import load_rows
 from rookworld.model.gpt2 import GPT2, GPT2Config
 from rookworld.model.tokenizer import Tokenizer

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from rookworld.cli.door import main
+from rookworld.cli.dispatch import main
 from rookworld.data.sources import write_rows
 from tiny_training import tiny_rows
 

@@ -12,7 +12,7 @@ import chess
 import pytest
 import torch
 
-from rookworld.cli.door import main
+from rookworld.cli.dispatch import main
 from rookworld.data.generate.playouts import recent
 from rookworld.data.sources import load_rows
 from rookworld.evaluation.evaluate import task_scores

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from made_runs import made_run
-from rookworld.cli.door import main
+from rookworld.cli.dispatch import main
 from rookworld.runtime.run_folder import STREAMS
 
 ODD: list[Any] = [

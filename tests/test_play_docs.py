@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rookworld.cli.door import main
+from rookworld.cli.dispatch import main
 from rookworld.cli.flags import leading, parse
 from rookworld.cli.play import UciSettings
 from rookworld.cli.terminal import PlaySettings

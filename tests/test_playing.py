@@ -9,7 +9,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
-from rookworld.cli.door import main
+from rookworld.cli.dispatch import main
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.report.model_card import card_name, model_card

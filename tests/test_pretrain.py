@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import torch
 
-from rookworld.cli.door import main
+from rookworld.cli.dispatch import main
 from rookworld.data.sources import load_rows
-from rookworld.model import lifecycle
+from rookworld.model import run_checkpoints
 from rookworld.model.checkpoint import newest_checkpoint, save_checkpoint
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
@@ -126,7 +126,7 @@ def test_a_run_killed_between_two_writes_ends_as_if_it_had_not(
 
     with monkeypatch.context() as patch:
         patch.setattr(Run, "append", dying(Run.append))
-        patch.setattr(lifecycle, "save_checkpoint", dying(save_checkpoint))
+        patch.setattr(run_checkpoints, "save_checkpoint", dying(save_checkpoint))
         with suppress(Killed):
             run("cut")
     assert run("cut") == run("whole")

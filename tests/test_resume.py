@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import child_process
-from rookworld.cli.door import main
+from rookworld.cli.dispatch import main
 from rookworld.evaluation.evaluate import Evaluation, load_found, save_found
 from rookworld.model.checkpoint import save_checkpoint, saved_checkpoints
 from rookworld.model.tokenizer import Tokenizer

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rookworld.cli.door import main
+from rookworld.cli.dispatch import main
 from rookworld.cli.train import read_rows
 from rookworld.data import row_cache, sources
 from rookworld.data.documents import ExportSettings, export_rows

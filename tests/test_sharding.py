@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 import child_process
 from rookworld.model import sharding
 from rookworld.model.checkpoint import Checkpoint
+from rookworld.rl.collect import collect_groups
 from rookworld.rl.metrics import Clock
-from rookworld.rl.overlap import collect_groups
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import load_named, new_state

@@ -10,7 +10,7 @@ import chess
 import chess.pgn
 import pytest
 
-from rookworld.cli.door import main
+from rookworld.cli.dispatch import main
 from rookworld.cli.terminal import PlaySettings, TerminalGame, drawing, read_move, score_text
 from rookworld.evaluation.generator import Answer
 from rookworld.evaluation.opinion import Thinker

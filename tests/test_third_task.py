@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from rookworld.cli.door import main
+from rookworld.cli.dispatch import main
 from rookworld.data.rows import record_row, row_key, row_record, row_text, task_name, text_row
 from rookworld.data.sources import load_rows, write_rows
 from rookworld.report.page_data import page_data

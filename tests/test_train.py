@@ -22,10 +22,10 @@ from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.report.analysis import analyze
 from rookworld.report.run_reader import read_run
-from rookworld.rl import overlap
+from rookworld.rl import collect
+from rookworld.rl.collect import collect_groups
 from rookworld.rl.metrics import Clock, Metrics
 from rookworld.rl.models import reference_device
-from rookworld.rl.overlap import collect_groups
 from rookworld.rl.run_log import Hooks
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
@@ -94,7 +94,7 @@ def test_what_is_done_while_others_score_changes_nothing(
     )
     found = []
     for ahead in (False, True):
-        monkeypatch.setattr(overlap, "may_look_ahead", lambda state, settings, now=ahead: now)
+        monkeypatch.setattr(collect, "may_look_ahead", lambda state, settings, now=ahead: now)
         settings = settings.but(score_workers=int(ahead))
         state = new_state(settings, tiny_rows(), CPU)
         measured = [step(state, settings)[1] for _ in range(3)]

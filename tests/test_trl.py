@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from label_judge import LabelJudge
-from rookworld.cli.door import main
+from rookworld.cli.dispatch import main
 from rookworld.cli.train import read_settings
 from rookworld.evaluation.evaluate import HeldOut
 from rookworld.model.gpt2 import GPT2

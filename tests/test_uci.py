@@ -19,7 +19,7 @@ import chess.engine
 import pytest
 import torch
 
-from rookworld.cli.door import main
+from rookworld.cli.dispatch import main
 from rookworld.cli.play import LONGEST_LINE, lines_of
 from rookworld.evaluation.generator import Answer, load_answerer
 from rookworld.evaluation.opinion import Thinker
@@ -390,7 +390,7 @@ def test_the_first_move_comes_within_two_seconds_and_the_next_in_a_tenth() -> No
 def test_what_takes_seconds_to_load_is_not_loaded() -> None:
     """torch's compiler and its symbolic algebra, which nobody asks for a move."""
     code = (
-        "import sys\nfrom rookworld.cli.door import main\nmain(['uci', 'nano'])\n"
+        "import sys\nfrom rookworld.cli.dispatch import main\nmain(['uci', 'nano'])\n"
         "print([name for name in ('torch._dynamo', 'sympy') if name in sys.modules])"
     )
     done = subprocess.run(

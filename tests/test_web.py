@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 
 from legal_engine import install_legal
 from made_runs import made_run
-from rookworld.cli.door import main
+from rookworld.cli.dispatch import main
 from rookworld.tasks.environment import ENVIRONMENT, transition
 from rookworld.web.assets import read_assets
 from rookworld.web.engine import SecondOpinion
@@ -281,7 +281,7 @@ def test_chessground_comes_with_its_licence() -> None:
 
 def test_help_loads_neither_torch_nor_the_server() -> None:
     code = (
-        "import sys\nfrom rookworld.cli.door import main\n"
+        "import sys\nfrom rookworld.cli.dispatch import main\n"
         "try:\n    main(['web', '--help'])\nexcept SystemExit as stop:\n    assert not stop.code\n"
         "assert not {'torch', 'starlette', 'uvicorn'} & set(sys.modules)\n"
     )
@@ -293,7 +293,7 @@ def test_help_loads_neither_torch_nor_the_server() -> None:
 @pytest.mark.parametrize("missing", ["starlette", "uvicorn"])
 def test_a_missing_extra_is_one_line(missing: str) -> None:
     code = (
-        f"import sys\nsys.modules[{missing!r}] = None\nfrom rookworld.cli.door import main\n"
+        f"import sys\nsys.modules[{missing!r}] = None\nfrom rookworld.cli.dispatch import main\n"
         "sys.exit(main(['web']))\n"
     )
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}

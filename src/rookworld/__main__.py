@@ -1,6 +1,6 @@
 """`python -m rookworld`, which is what torchrun starts."""
 
-from rookworld.cli.door import main
+from rookworld.cli.dispatch import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

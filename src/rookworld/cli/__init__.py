@@ -1,5 +1,5 @@
-"""SURFACE: one door (`door.py`), one file a command family; the only room that prints."""
+"""SURFACE: one way in (`dispatch.py`), one file a command family; the only room that prints."""
 
-from rookworld.cli.door import main
+from rookworld.cli.dispatch import main
 
 __all__ = ["main"]

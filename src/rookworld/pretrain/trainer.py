@@ -21,7 +21,9 @@ from rookworld.grpo.schedule import cosine, lr_multiplier, warmup
 from rookworld.model import sharding
 from rookworld.model.checkpoint import Checkpoint, below, optimizer_tensors, restore_optimizers
 from rookworld.model.gpt2 import GPT2, GPT2Config
-from rookworld.model.lifecycle import (
+from rookworld.model.optim import build_optimizers
+from rookworld.model.prune import cut_down
+from rookworld.model.run_checkpoints import (
     begin_run,
     due,
     finish_run,
@@ -30,8 +32,6 @@ from rookworld.model.lifecycle import (
     resume_run,
     save_run,
 )
-from rookworld.model.optim import build_optimizers
-from rookworld.model.prune import cut_down
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.pretrain.corpus import Corpus, place

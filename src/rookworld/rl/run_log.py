@@ -13,7 +13,7 @@ from typing import Any
 from rookworld.evaluation.evaluate import Evaluation
 from rookworld.grpo.decisions import EvalHealth, Ruling
 from rookworld.model.gpt2 import GPT2
-from rookworld.model.lifecycle import EVENTS, due
+from rookworld.model.run_checkpoints import EVENTS, due
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.rl.before_after import keep_difference
 from rookworld.rl.metrics import Metrics, held_out_health, log_line, rollout_record

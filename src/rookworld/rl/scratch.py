@@ -1,4 +1,4 @@
-"""What a step works out before it is needed: from the overlap to the forward passes and the update.
+"""What a step works out before it is needed: from collecting to the forward passes and the update.
 
 Law: each step makes one of its own and no checkpoint holds it, so nothing in it can outlive a step.
 """

@@ -26,8 +26,8 @@ from rookworld.model.checkpoint import (
     restore_optimizers,
 )
 from rookworld.model.gpt2 import GPT2Config
-from rookworld.model.lifecycle import resumable, resume_run, save_run
 from rookworld.model.precision import matrix_dtype
+from rookworld.model.run_checkpoints import resumable, resume_run, save_run
 from rookworld.model.sampling.sampler import Sampling, sampler_for
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder

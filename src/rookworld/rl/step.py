@@ -18,6 +18,7 @@ from rookworld.grpo.schedule import lr_multiplier
 from rookworld.model import sharding
 from rookworld.model.precision import resolve_dtype
 from rookworld.rl import credit, forward, update
+from rookworld.rl.collect import coefs_at, prepare_distill
 from rookworld.rl.forward import MicroBatch
 from rookworld.rl.metrics import (
     Clock,
@@ -29,7 +30,6 @@ from rookworld.rl.metrics import (
     update_metrics,
     warmup_metrics,
 )
-from rookworld.rl.overlap import coefs_at, prepare_distill
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings
 from rookworld.rl.state import State, sampling

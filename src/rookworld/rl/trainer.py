@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rookworld.grpo.decisions import Continue, Restore, Ruling
 from rookworld.model.checkpoint import mark_sound
-from rookworld.model.lifecycle import (
+from rookworld.model.run_checkpoints import (
     begin_run,
     checkpoint_folder,
     cut_back,
@@ -21,8 +21,8 @@ from rookworld.model.lifecycle import (
     held,
     last_sound_checkpoint,
 )
+from rookworld.rl.collect import collect_groups
 from rookworld.rl.metrics import Clock
-from rookworld.rl.overlap import collect_groups
 from rookworld.rl.run_log import Evaluate, Hooks, evaluated, is_best, log_events, log_step
 from rookworld.rl.scratch import StepScratch
 from rookworld.rl.settings import TrainSettings

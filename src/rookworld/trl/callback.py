@@ -26,8 +26,15 @@ from rookworld.grpo.kl import Draw, KLControl, k3, token_stats
 from rookworld.grpo.schedule import ramp
 from rookworld.model.checkpoint import Checkpoint, optimizer_tensors
 from rookworld.model.gpt2 import GPT2
-from rookworld.model.lifecycle import begin_run, due, finish_run, resumable, resume_run, save_run
 from rookworld.model.precision import autocast_for
+from rookworld.model.run_checkpoints import (
+    begin_run,
+    due,
+    finish_run,
+    resumable,
+    resume_run,
+    save_run,
+)
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model
 from rookworld.rl.metrics import (

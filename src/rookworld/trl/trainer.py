@@ -27,9 +27,9 @@ from rookworld.model.checkpoint import (
     Checkpoint,
     restore_optimizers,
 )
-from rookworld.model.lifecycle import held
 from rookworld.model.optim import build_optimizers
 from rookworld.model.precision import resolve_dtype
+from rookworld.model.run_checkpoints import held
 from rookworld.model.tokenizer import Tokenizer
 from rookworld.model.weights import load_model, resolve_folder
 from rookworld.rl.run_log import Evaluate, Hooks

@@ -1,4 +1,4 @@
-"""SURFACE: the one door. Find the command, hand over its arguments, turn errors into exit codes.
+"""SURFACE: the one way in. Find the command, hand over its arguments, turn errors into exit codes.
 
 Laws: `--help` loads no torch; the user's or the machine's mistake is one line and exit code 2,
 divergence 3, an interruption 130; a bug keeps its traceback and exits 1.
