@@ -16,6 +16,7 @@ from legal_engine import install_legal
 from rookworld.cli.dispatch import main
 from rookworld.evaluation.games import new_game, play_out
 from rookworld.evaluation.matches import MatchSettings, lots, match_result
+from rookworld.evaluation.opinion import Opinion
 from rookworld.evaluation.pairs import (
     SCORES,
     SequentialTest,
@@ -25,7 +26,7 @@ from rookworld.evaluation.pairs import (
     pair_counts,
     superiority,
 )
-from rookworld.evaluation.players import Referee, decided
+from rookworld.evaluation.players import OpinionPlayer, Referee, decided
 from rookworld.evaluation.statistics import elo_difference, match_score
 from rookworld.runtime.errors import ConfigError
 from rookworld.tasks.engine import Engine, find_engine
@@ -227,3 +228,18 @@ def test_a_mistake_is_one_line(
 ) -> None:
     assert main(args) == 2
     assert why in capsys.readouterr().err
+
+
+class Blunders:
+    """Thinks of one illegal best move, and of a legal one that could stand for it."""
+
+    def opinions(self, boards: Sequence[chess.Board], salts: Sequence[int]) -> list[Opinion]:
+        return [Opinion(board.fen(), (), "e2e5", "e2e4", "e2e5 is not legal") for board in boards]
+
+
+@pytest.mark.parametrize(("strict", "end"), [(True, "illegal"), (False, "max_plies")])
+def test_a_strict_player_loses_by_its_illegal_move(strict: bool, end: str) -> None:
+    player = OpinionPlayer(Blunders(), "it", strict=strict)  # type: ignore[arg-type]
+    game = new_game(0, player, player)
+    play_out([game], max_plies=1, claim_draw=True)
+    assert (game.end, player.replaced) == (end, 1)

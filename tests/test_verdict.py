@@ -65,6 +65,8 @@ def test_games_against_the_model_before_are_told(tmp_path: Path) -> None:
         "In 40 games against the model before: 75 % of the points [60, 85], +191 Elo [−70, +301]."
     )
     assert match_sentence(MATCHED) == sentence
+    strict = MATCHED | {"match/ends/illegal": {"value": 0.8}, "match/forfeits": {"value": 0.1}}
+    assert match_sentence(strict) == sentence[:-1] + ", 70 % of them by its illegal moves."
     assert match_sentence({}) == match_sentence({"match/score": 3, "match/elo": {}}) == ""
     assert match_sentence({"match/score": {}, "match/elo": {}}) == ""
     folder = with_differences(tmp_path / "run")

@@ -70,6 +70,9 @@ class MatchSettings:
     """A averages its first move over the position and its images: stronger, and slower."""
     opponent_sides: bool = False
     """B does, if it is a model."""
+    strict: bool = False
+    """A model whose best move is not legal, or cannot be read, loses the game; without it another
+    legal move of its list is played."""
     temperature: float = 0.0
     """Temperature of what models say; 0 is greedy."""
     top_p: float = 1.0
@@ -121,6 +124,7 @@ class MatchSettings:
         """What players are made with."""
         return Loading(
             engine=self.engine,
+            strict=self.strict,
             nodes=self.nodes,
             skill=self.skill,
             device=self.device,

@@ -1,7 +1,8 @@
 """Who can sit at the board: a model, Stockfish, or any UCI engine; and who ends decided games.
 
 The law: a player made here never plays an illegal move on purpose. A model plays what its opinion
-comes to, and what was not its own choice is counted. Engines are limited by nodes.
+comes to, and what was not its own choice is counted; a `strict` one plays its own best move, legal
+or not. Engines are limited by nodes.
 """
 
 from __future__ import annotations
@@ -26,19 +27,20 @@ STOCKFISH = "stockfish"
 class OpinionPlayer:
     """A model that plays what its opinion comes to."""
 
-    def __init__(self, thinker: Thinker, name: str) -> None:
+    def __init__(self, thinker: Thinker, name: str, *, strict: bool = False) -> None:
         self.thinker = thinker
         self.name = name
+        self.strict = strict
         self.moves = 0
         self.replaced = 0
         """Moves that stood for something that could not be played."""
 
     def choose(self, boards: Sequence[chess.Board], games: Sequence[int]) -> list[str]:
-        """A legal move for each position."""
+        """A legal move for each position, or with `strict` whatever was answered."""
         found = self.thinker.opinions(boards, games)
         self.moves += len(found)
         self.replaced += sum(bool(one.note) for one in found)
-        return [one.move for one in found]
+        return [one.best if self.strict and one.note else one.move for one in found]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,7 @@ class Loading:
     """What it takes to make players."""
 
     engine: str | None = None
+    strict: bool = False
     nodes: int = 1_000
     skill: int = STRONGEST
     device: str = "auto"
@@ -74,7 +77,9 @@ def _is_engine(source: str) -> bool:
 def model_player(source: str, loading: Loading, thinking: Thinking) -> OpinionPlayer:
     """A model, or the last checkpoint of a run."""
     return OpinionPlayer(
-        Thinker(model_answerer(source, loading), thinking), _name(source, thinking)
+        Thinker(model_answerer(source, loading), thinking),
+        _name(source, thinking),
+        strict=loading.strict,
     )
 
 

@@ -94,5 +94,15 @@ def match_sentence(found: Mapping[str, Any]) -> str:
         return ""
     return minus(
         f"In {games:.0f} games against the model before: {share:.0f} % of the points "
-        f"[{low:.0f}, {high:.0f}], {number(elo.get('value')):+.0f} Elo [{rating}]."
+        f"[{low:.0f}, {high:.0f}], {number(elo.get('value')):+.0f} Elo [{rating}]"
+        f"{by_illegal_moves(found)}."
     )
+
+
+def by_illegal_moves(found: Mapping[str, Any]) -> str:
+    """How many of the games the model before lost by a move that is not legal, if it did."""
+    illegal, own = (found.get(f"match/{name}") for name in ("ends/illegal", "forfeits"))
+    if not isinstance(illegal, Mapping) or not isinstance(own, Mapping):
+        return ""
+    share = number(illegal.get("value")) - number(own.get("value"))
+    return f", {100 * share:.0f} % of them by its illegal moves" if share > 0 else ""
