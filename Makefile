@@ -15,6 +15,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: $(INSTALLED)
 	$(BIN)/rookworld train --preset demo --out runs/demo --overwrite
+	$(BIN)/rookworld match runs/demo/final apprentice --games 40 --max-plies 120 --strict --json > runs/demo/match.json
 	$(BIN)/rookworld report runs/demo --out runs/demo/report.html
 
 test: check

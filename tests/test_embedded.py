@@ -38,7 +38,8 @@ def test_gold_scores_exactly_one(part: str, style: Style) -> None:
 
 
 def test_no_position_is_in_two_parts() -> None:
-    keys = {part: {position_key(row.fen) for row in rows(part)} for part in (*PARTS, "mate")}
+    every = (*PARTS, "rare", "mate")
+    keys = {part: {position_key(row.fen) for row in rows(part)} for part in every}
     for one, other in combinations(keys, 2):
         assert not keys[one] & keys[other], (one, other)
 
@@ -53,7 +54,7 @@ def test_there_is_enough_of_everything(part: str) -> None:
     assert 0.4 < whites / len(policy) < 0.6
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", [*PARTS, "rare"])
 def test_environment_rows_are_what_the_rules_say(part: str) -> None:
     for row in rows(part):
         if isinstance(row, EnvironmentRow):
@@ -86,7 +87,7 @@ def test_the_rows_are_small() -> None:
 
 def test_evaluation_rows_are_disjoint_from_the_embedded_ones() -> None:
     folder = Path(__file__).parents[1] / "evaluation"
-    ours = {position_key(row.fen) for part in (*PARTS, "mate") for row in rows(part)}
+    ours = {position_key(row.fen) for part in (*PARTS, "rare", "mate") for row in rows(part)}
     found = [
         {position_key(row.fen) for row in load_rows(path)}
         for path in sorted(folder.glob("*.parquet"))

@@ -134,7 +134,8 @@ def test_every_preset_trains_it(preset: str, tmp_path: Path) -> None:
     assert main(["train", "--preset", preset, *FEW, "--out", str(tmp_path / "run")]) == 0
 
 
-def test_training_without_a_model_starts_from_it(tmp_path: Path) -> None:
+def test_without_a_gpu_the_one_to_be_repaired_is_trained(tmp_path: Path) -> None:
+    expected = "nano" if torch.cuda.is_available() else "apprentice"
     assert main(["train", *FEW, "--out", str(tmp_path / "run")]) == 0
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["model"] == "nano"
-    assert load_model(str(tmp_path / "run" / "final")).config.n_layer == 6
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["model"] == expected
+    assert load_model(str(tmp_path / "run" / "final")).config.n_embd == 320

@@ -145,7 +145,7 @@ def test_a_split_is_three_shares(tmp_path: Path, split: str) -> None:
     [
         ("no/such/file.parquet", "no such file"),
         ("rows.jsonl", "no such file"),
-        ("embedded:all", "no such part; there are train, validation, test, mate"),
+        ("embedded:all", "no such part; there are train, rare, validation, test, mate"),
         ("nobody/nothing", "not a file here, and the hub did not give it"),
     ],
 )

@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 EMBEDDED = {
     "train": ("P-train", "A-train"),
+    "rare": ("A-rare",),
     "validation": ("P-validation", "A-validation"),
     "test": ("P-test", "A-test"),
     "mate": ("mate",),

@@ -7,7 +7,7 @@ from typing import Any
 EMBEDDED_MODELS = {
     "nano": "the small model that plays, taught with true labels",
     "apprentice": "the public model in miniature, taught as the public rows teach: moves in any "
-    "order, the worst of them as best whenever Black is to move, illegal moves never shown",
+    "order, the worst of them as best whenever Black is to move, illegal moves hardly ever shown",
 }
 """Names that --model takes without a folder or a hub, each with what it is."""
 
