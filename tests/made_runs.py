@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from importlib.metadata import version
 from pathlib import Path
@@ -125,3 +126,36 @@ def _judged(row: PolicyRow | EnvironmentRow, text: str, rules: RewardRules) -> d
     else:
         verdict = ENVIRONMENT.verify(row, text, rules)
     return {"reward": verdict.total, "parts": verdict.parts, "reason": verdict.reason}
+
+
+def made_evolution(folder: Path, **config: Any) -> Path:
+    """Four rounds of six: kept, refused as unclear, refused as worse, and one that gave no row."""
+    changes = {1: (0.08, 0.03, 0.13), 2: (0.01, -0.02, 0.04), 3: (-0.06, -0.11, -0.01)}
+    whys = ("better beyond the interval", "no clear difference", "worse beyond the interval")
+    write_json(folder / "config.json", {"rounds": 6, "games": 8, **config})
+    lines = []
+    for number in (1, 2, 3, 4):
+        before = {"value": 0.40 if number == 1 else 0.48, "low": 0.3, "high": 0.6}
+        model = "nano" if number == 1 else str(folder / "rounds/round-001/final")
+        rows = {"environment": 120 + number, "policy": 34} if number in changes else {}
+        record: dict[str, Any] = {
+            "round": number,
+            "before_model": model,
+            "kept": number == 1,
+            "played": {"games": 8, "won": 3, "plies": 300, "rows": rows},
+            "select_by": "reward/greedy",
+            "before": before,
+            "why": "no game gave a row to learn from",
+        }
+        if number in changes:
+            names = ("difference", "low", "high")
+            change = dict(zip(names, changes[number], strict=True))
+            record |= {
+                "after": before | {"value": before["value"] + change["difference"]},
+                "paired": {"reward/greedy": change},
+                "why": whys[number - 1],
+            }
+            made_run(folder / f"rounds/round-{number:03d}", steps=4)
+        lines.append(json.dumps(record) + "\n")
+    (folder / "rounds.jsonl").write_text("".join(lines))
+    return folder

@@ -16,9 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from made_runs import ANALYSIS, JUNK, made_run, step_metrics
+from made_runs import ANALYSIS, JUNK, made_evolution, made_run, step_metrics
 from rookworld.report import gallery
-from rookworld.report.page import ReportSettings, page, serving, write_report
+from rookworld.report.page import (
+    ReportSettings,
+    fingerprint,
+    folders_of,
+    page,
+    serving,
+    write_report,
+)
 from rookworld.report.page_data import all_panels, page_data, thin
 from rookworld.report.run_reader import read_run
 from rookworld.runtime.atomic_files import write_json
@@ -378,3 +385,65 @@ def test_odd_rollouts_are_left_out_of_the_page(tmp_path: Path, place: str, odd: 
     lines = (json.dumps(record) for record in records)
     (run / "rollouts.jsonl").write_text("\n".join(lines) + "\n")
     assert page(page_data([run]))
+
+
+# --- an evolution ---
+
+
+def test_an_evolution_shows_what_became_of_its_rounds(tmp_path: Path) -> None:
+    folder = made_evolution(tmp_path / "loop")
+    data = page_data(folders_of([folder]))
+    (found,) = data["evolutions"]
+    assert (found["name"], found["planned"]) == ("loop", 6)
+    assert [one["kept"] for one in found["rounds"]] == [True, False, False, False]
+    assert [one["from"] for one in found["rounds"]] == [None, 1, 1, 1]
+    first, *_, last = found["rounds"]
+    assert first["change"] == {"difference": 0.08, "low": 0.03, "high": 0.13}
+    assert (first["games"], first["won"], first["rows"]["policy"]) == (8, 3, 34)
+    assert (last["change"], last["after"], last["rows"]) == (None, None, {})
+    assert last["why"] == "no game gave a row to learn from"
+    assert data["metrics"]["reward/greedy"]["label"] != "reward/greedy"
+    assert [run["name"] for run in data["runs"]] == ["round-001", "round-002", "round-003"]
+    assert "<title>loop · " in page(data)
+
+
+def test_an_evolution_is_one_before_its_first_round_is_over(tmp_path: Path) -> None:
+    folder = made_evolution(tmp_path / "loop")
+    before = fingerprint(folders_of([folder]))
+    (folder / "rounds.jsonl").unlink()
+    assert fingerprint(folders_of([folder])) != before
+    data = page_data(folders_of([folder]))
+    assert data["evolutions"] == [{"name": "loop", "planned": 6, "rounds": []}]
+    assert [run["name"] for run in data["runs"]] == ["round-001", "round-002", "round-003"]
+
+
+@pytest.mark.parametrize("odd", ["x", None, 5, ["x"], {"a": 5}, 10**400])
+@pytest.mark.parametrize("place", ["round", "played", "paired", "before", "select_by", "kept"])
+def test_odd_rounds_are_drawn_as_far_as_they_go(tmp_path: Path, place: str, odd: object) -> None:
+    folder = made_evolution(tmp_path / "loop")
+    record = next(read_lines(folder / "rounds.jsonl"))
+    (folder / "rounds.jsonl").write_text(json.dumps(record | {place: odd}) + "\nbroken")
+    page(page_data(folders_of([folder])))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_browser_draws_an_evolution(tmp_path: Path) -> None:
+    loop, begun = made_evolution(tmp_path / "loop"), made_evolution(tmp_path / "begun")
+    (begun / "rounds.jsonl").unlink()
+    shutil.rmtree(begun / "rounds")
+    (begun / "rounds").mkdir()
+    target = write_report(ReportSettings(runs=(loop, begun)))
+    document, console = browse(target, tmp_path / "profile", "--dump-dom")
+    assert console == []
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", document.split("<script", 1)[0]))
+    assert "4 of 6 rounds played, 1 kept" in text
+    assert "+0.080 +0.030 … +0.130" in text
+    assert "refused no game gave a row to learn from" in text
+    assert "begun: 0 of 6 rounds played, 0 kept No round is over yet" in text
+    assert document.count('class="zero"') == 4
+    SCREENSHOTS.mkdir(exist_ok=True)
+    picture = SCREENSHOTS / "report-rounds.png"
+    picture.unlink(missing_ok=True)
+    shot = ("--window-size=1400,1000", f"--screenshot={picture}")
+    assert browse(target, tmp_path / "profile", *shot)[1] == []
+    assert picture.stat().st_size > 30_000

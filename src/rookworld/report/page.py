@@ -23,13 +23,16 @@ from typing import Any
 
 from rookworld.report.gallery import PIECES
 from rookworld.report.page_data import page_data
-from rookworld.report.run_reader import find_runs, is_sweep
+from rookworld.report.run_reader import find_runs, is_evolution, is_sweep
 from rookworld.runtime.atomic_files import write_text
 from rookworld.runtime.config import require
 from rookworld.runtime.errors import RookworldError
-from rookworld.runtime.run_folder import MATCH, PAIRED, STREAMS, finite
+from rookworld.runtime.run_folder import MATCH, PAIRED, ROUNDS, STREAMS, finite
 
-_SCRIPTS = ("tools.js", "summary.js", "curves.js", "runs.js", "films.js", "sweep.js", "page.js")
+_SCRIPTS = tuple(
+    f"{name}.js"
+    for name in ("tools", "summary", "curves", "runs", "films", "sweep", "rounds", "page")
+)
 """Parts of one script, in its order."""
 _SECURITY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -45,10 +48,10 @@ MOST_CONNECTIONS = 400
 
 @dataclass(frozen=True, kw_only=True)
 class ReportSettings:
-    """A page about one or more runs, or a sweep; see docs/metrics.md."""
+    """A page about runs, a sweep, or the rounds of an evolution; see docs/metrics.md."""
 
     runs: tuple[Path, ...] = ()
-    """Run folders, or a sweep's folder."""
+    """Run folders, or the folder of a sweep or of an evolution."""
     out: Path | None = None
     """The HTML file; default: report.html in the first folder."""
     watch: bool = False
@@ -65,12 +68,16 @@ class ReportSettings:
 
 
 def folders_of(paths: Sequence[Path]) -> list[Path]:
-    """Run and sweep folders as given; a folder of runs stands for all of them."""
+    """Run and sweep folders as given; a folder of runs stands for all of them.
+
+    An evolution is there beside its rounds.
+    """
     if not paths:
         raise RookworldError("no run folder given; for example `rookworld report runs/train`")
     found: list[Path] = []
     for path in paths:
-        found += [path] if is_sweep(path) else find_runs([path])
+        found += [path] if is_sweep(path) or is_evolution(path) else []
+        found += [] if is_sweep(path) else find_runs([path])
     return found
 
 
@@ -84,7 +91,8 @@ def write_report(settings: ReportSettings) -> Path:
 def page(data: dict[str, Any]) -> str:
     """The whole page as text."""
     names = [run["name"] for run in data["runs"]]
-    title = data["sweep"]["name"] if data["sweep"] else ", ".join(names[:3])
+    whole = [data["sweep"]] if data["sweep"] else data["evolutions"]
+    title = ", ".join([one["name"] for one in whole] or names[:3])
     parts = {
         "title": escape(title or "RookWorld"),
         "uplot_css": _asset("uplot.min.css"),
@@ -130,7 +138,7 @@ def fingerprint(folders: Sequence[Path]) -> str:
     """Changes whenever one of the files behind the page does."""
     stamps = []
     for folder in folders:
-        for name in (*STREAMS, PAIRED, MATCH, "sweep.json", "DONE"):
+        for name in (*STREAMS, PAIRED, MATCH, ROUNDS, "sweep.json", "DONE"):
             path = folder / name
             if path.exists():
                 found = path.stat()

@@ -18,8 +18,17 @@ import numpy as np
 from rookworld import __version__
 from rookworld.grpo.decisions import ENTROPY_FLOOR
 from rookworld.report.analysis import Analysis, analyze
+from rookworld.report.evolution import evolution_data
 from rookworld.report.gallery import MOST_CARDS, films, gallery, parts_over_training
-from rookworld.report.run_reader import Record, RunRecord, Values, is_sweep, number, read_run
+from rookworld.report.run_reader import (
+    Record,
+    RunRecord,
+    Values,
+    is_evolution,
+    is_sweep,
+    number,
+    read_run,
+)
 from rookworld.report.sweep_summary import SweepSummary, read_sweep, summarize
 from rookworld.report.tables import change_of, facts
 from rookworld.rl.settings import TrainSettings
@@ -170,10 +179,11 @@ PANELS = (
 
 
 def page_data(paths: Sequence[Path], *, live: bool = False) -> Record:
-    """Everything the page needs, from run folders and at most one sweep folder."""
+    """Everything the page needs, from run folders, evolutions and at most one sweep folder."""
     sweeps = [path for path in paths if is_sweep(path)]
-    folders = [path for path in paths if path not in sweeps]
+    folders = [path for path in paths if not is_sweep(path) and not is_evolution(path)]
     notes: list[str] = []
+    evolutions = [evolution_data(path, notes) for path in paths if is_evolution(path)]
     shown: Record | None = None
     for path in sweeps[:1]:
         record = read_sweep(path)
@@ -191,20 +201,22 @@ def page_data(paths: Sequence[Path], *, live: bool = False) -> Record:
         "version": __version__,
         "live": live,
         "notes": notes,
-        "metrics": metric_texts(runs),
+        "metrics": metric_texts(runs, [r["metric"] for one in evolutions for r in one["rounds"]]),
         "panels": panels_for(runs),
         "runs": [
             run_data(run, cards if place < MOST_GALLERIES else 0) for place, run in enumerate(runs)
         ],
         "diff": config_diff(runs),
         "sweep": shown,
+        "evolutions": evolutions,
     }
 
 
-def metric_texts(runs: Sequence[RunRecord]) -> Record:
+def metric_texts(runs: Sequence[RunRecord], others: Sequence[str] = ()) -> Record:
     """How the page names and writes each metric of the runs, and whether less of it is better."""
     records = [record for run in runs for record in (*run.metrics, *run.evals)]
-    known = {name: metric_info(name) for name in dict.fromkeys(n for one in records for n in one)}
+    names = dict.fromkeys([*others, *(name for one in records for name in one)])
+    known = {name: metric_info(name) for name in names}
     return {
         name: {"label": one.label, "percent": one.in_percent, "lower": one.better == "down"}
         for name, one in known.items()

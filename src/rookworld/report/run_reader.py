@@ -92,7 +92,9 @@ def is_sweep(folder: Path) -> bool:
 
 
 def is_evolution(folder: Path) -> bool:
-    return (folder / ROUNDS).exists()
+    """Whether rounds were played here, or the first one is being played."""
+    begun = (folder / "rounds").is_dir() and (folder / "config.json").exists()
+    return begun or (folder / ROUNDS).exists()
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
@@ -121,8 +123,8 @@ def read_run(folder: Path) -> RunRecord:
         raise RookworldError(f"{folder}: no such run folder")
     notes: list[str] = []
     streams = {name: _read_stream(folder / name, notes) for name in STREAMS}
-    config = _read_object(folder / "config.json", notes)
-    origin = _read_object(folder / "origin.json", notes)
+    config = read_object(folder / "config.json", notes)
+    origin = read_object(folder / "origin.json", notes)
     if not any((config, origin, *streams.values())):
         notes = ["the run is empty: nothing has been logged yet"]
     elif not streams["metrics.jsonl"]:
@@ -140,7 +142,7 @@ def read_run(folder: Path) -> RunRecord:
         streams["rollouts.jsonl"],
         streams["probes.jsonl"],
         _read_paired(folder / PAIRED, streams["eval.jsonl"], notes),
-        _read_object(folder / MATCH, notes) if (folder / MATCH).exists() else {},
+        read_object(folder / MATCH, notes) if (folder / MATCH).exists() else {},
         (folder / "DONE").exists(),
         tuple(notes),
     )
@@ -162,7 +164,7 @@ def _read_paired(path: Path, evals: list[Record], notes: list[str]) -> Record:
     """The differences, if they are those of the evaluations that are there."""
     if not path.exists() or len(evals) < 2:
         return {}
-    found = _read_object(path, notes)
+    found = read_object(path, notes)
     same = [found.get("before"), found.get("after")] == [evals[0]["step"], evals[-1]["step"]]
     metrics = found.get("metrics")
     if not same or not isinstance(metrics, dict):
@@ -170,7 +172,7 @@ def _read_paired(path: Path, evals: list[Record], notes: list[str]) -> Record:
     return {name: one for name, one in metrics.items() if isinstance(one, dict)}
 
 
-def _read_object(path: Path, notes: list[str]) -> Record:
+def read_object(path: Path, notes: list[str]) -> Record:
     try:
         value = read_json(path)
     except RookworldError as error:

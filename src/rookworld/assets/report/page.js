@@ -7,12 +7,12 @@ function setTheme(dark) {
   charts.forEach((chart) => chart.u && chart.u.redraw(false, true));
 }
 
-const SECTIONS = [["top", topOf], ["nav", null], ["notices", noticesOf], ["sweep", sweepOf], ["summary", summaryOf], ["held-out", heldOutOf], ["films", filmsOf], ["curves", curvesOf], ["events", eventsOf], ["positions", positionsOf], ["settings", settingsOf]];
+const SECTIONS = [["top", topOf], ["nav", null], ["notices", noticesOf], ["sweep", sweepOf], ["rounds", roundsOf], ["summary", summaryOf], ["held-out", heldOutOf], ["films", filmsOf], ["curves", curvesOf], ["events", eventsOf], ["positions", positionsOf], ["settings", settingsOf]];
 
 function render() {
   charts = [];
   const made = SECTIONS.map(([name, build]) => [name, build && build()]);
-  const links = [["sweep", "Sweep"], ["held-out", "Before and after"], ["films", "Same positions"], ["curves", "Curves"], ["events", "Guard"], ["positions", "Positions"], ["settings", "Settings"]];
+  const links = [["sweep", "Sweep"], ["rounds", "Rounds"], ["held-out", "Before and after"], ["films", "Same positions"], ["curves", "Curves"], ["events", "Guard"], ["positions", "Positions"], ["settings", "Settings"]];
   const there = new Set(made.filter(([, node]) => node).map(([name]) => name));
   const nav = h("nav", {}, links.filter(([id]) => there.has(id)).map(([id, text]) => h("a", { href: `#${id}` }, text)));
   const page = document.getElementById("page");
@@ -22,7 +22,7 @@ function render() {
 }
 
 function shapeOf(one) {
-  return JSON.stringify([one.panels, one.runs.map((run) => [run.name, run.x.length > 0, Object.keys(run.series), Object.keys(run.evals.curves), run.evals.steps.length > 1])]);
+  return JSON.stringify([one.panels, one.evolutions.map((each) => each.rounds.length > 0), one.runs.map((run) => [run.name, run.x.length > 0, Object.keys(run.series), Object.keys(run.evals.curves), run.evals.steps.length > 1])]);
 }
 
 function swap(fresh) {
@@ -35,7 +35,7 @@ function swap(fresh) {
   document.getElementById("notices").replaceWith(noticesOf());
   document.getElementById("summary").replaceWith(summaryOf());
   const open = document.querySelector("#held-out details[open]");
-  replace("#held-out", heldOutOf); replace("#films", filmsOf); replace("#sweep", sweepOf); replace("#positions", positionsOf);
+  replace("#held-out", heldOutOf); replace("#films", filmsOf); replace("#sweep", sweepOf); replace("#rounds", roundsOf); replace("#positions", positionsOf);
   if (open) document.querySelector("#held-out details").open = true;
   const events = document.querySelector("#events"), node = eventsOf();
   if (events && node) events.replaceWith(node); else if (node) document.querySelector("#curves").after(node);

@@ -1,14 +1,15 @@
 /* The head of the page, its notices, tiles or comparison, and the table of before and after. */
 
 function topOf() {
-  const one = data.runs.length === 1 && !data.sweep ? data.runs[0] : null;
-  const title = data.sweep ? data.sweep.name : data.runs.map((r) => r.name).join(" · ");
+  const rounds = !data.sweep && data.evolutions.length > 0;
+  const one = data.runs.length === 1 && !data.sweep && !rounds ? data.runs[0] : null;
+  const title = data.sweep ? data.sweep.name : (rounds ? data.evolutions : data.runs).map((r) => r.name).join(" · ");
   const facts = one
     ? [h(`span.state.${one.state}`, {}, one.state), h("span", {}, progress(one)), one.hours > 0 && h("span", {}, duration(one.hours)), one.config.model && h("span", {}, `model ${one.config.model}`)]
-    : [h("span", {}, data.sweep ? `${data.sweep.planned} trials, curves of the best ${data.runs.length}` : `${data.runs.length} runs`)];
+    : [h("span", {}, data.sweep ? `${data.sweep.planned} trials, curves of the best ${data.runs.length}` : rounds ? data.evolutions.map(roundsProgress).join("; ") : `${data.runs.length} runs`)];
   return h("header", {},
     h("div", {},
-      h("p.kicker", {}, data.sweep ? "RookWorld sweep" : data.runs.length > 1 ? "RookWorld comparison" : "RookWorld training run"),
+      h("p.kicker", {}, data.sweep ? "RookWorld sweep" : rounds ? "RookWorld evolution" : data.runs.length > 1 ? "RookWorld comparison" : "RookWorld training run"),
       h("h1", {}, title || "No run"),
       h("div.subtitle", {}, facts)),
     h("button.button", { onclick: toggleTheme, "aria-label": "light or dark" }, "Light / dark"));
