@@ -18,6 +18,7 @@ import pytest
 
 from rookworld.cli.dispatch import main
 from rookworld.data.rows import record_row
+from rookworld.data.sources import load_rows
 from rookworld.evaluation.generator import Answer
 from rookworld.evaluation.statistics import known, paired_difference
 from rookworld.evolve import rounds
@@ -109,6 +110,27 @@ def test_no_row_comes_twice_or_from_a_held_out_position() -> None:
     assert {position_key(row.fen) for row in rows} - {position_key(row.fen) for row in found} == {
         left_out
     }
+
+
+def test_every_position_of_the_held_out_source_is_left_out(tmp_path: Path) -> None:
+    source = str(write_jsonl(tmp_path / "held.jsonl", tiny_rows()))
+    # a loop that goes on may be told to compare on more rows than its first rounds were
+    few = EvolveSettings(held_out=source, eval_policy_rows=1, eval_environment_rows=1)
+    found = rounds.tested_positions(few)
+    assert {position_key(row.fen) for row in tiny_rows()} <= found
+    assert {position_key(row.fen) for row in load_rows("embedded:test")} <= found
+
+
+@pytest.mark.parametrize("name", ["model", "held_out"])
+def test_a_loop_goes_on_with_what_it_began_with(tmp_path: Path, name: str) -> None:
+    began = EvolveSettings(out=tmp_path / "loop")
+    (began.out / "rounds").mkdir(parents=True)
+    write_json(began.out / "config.json", resolved(began))
+    other = began.but(resume=True, **{name: "embedded:mate"})
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} embedded:mate: the rounds"):
+        rounds.begin(other, lambda line: None)
+    assert json.loads((began.out / "config.json").read_text())[name] == getattr(began, name)
+    rounds.begin(began.but(resume=True, rounds=9), lambda line: None)
 
 
 class LegalJudge:

@@ -85,7 +85,7 @@ def evolve(
     held = held_out(settings)
     with locked(settings.out / ".lock", "evolving"), open_judge(settings) as judge:
         begin(settings, say)
-        arena = Arena(settings, held, tested_positions(held), judge, say, progress)
+        arena = Arena(settings, held, tested_positions(settings), judge, say, progress)
         for number in range(len(rounds_of(settings.out)) + 1, settings.rounds + 1):
             done = rounds_of(settings.out)
             record = play_round(arena, number, last_kept(done))
@@ -104,9 +104,13 @@ def held_out(settings: EvolveSettings) -> HeldOut:
     return held_out_from(settings.held_out, counts, n_mates=0)
 
 
-def tested_positions(held: HeldOut) -> frozenset[str]:
-    """Those of the held-out rows, and those that a kept model is confirmed on."""
-    return frozenset(position_key(row.fen) for row in (*held.rows, *load_rows(CONFIRMING)))
+def tested_positions(settings: EvolveSettings) -> frozenset[str]:
+    """Those of the held-out source, and those that a kept model is confirmed on.
+
+    All of the source: a loop that goes on may be told to compare on more of its rows.
+    """
+    rows = (*load_rows(settings.held_out), *load_rows(CONFIRMING))
+    return frozenset(position_key(row.fen) for row in rows)
 
 
 def open_judge(settings: EvolveSettings) -> AbstractContextManager[Judge | None]:
@@ -130,6 +134,8 @@ def begin(settings: EvolveSettings, say: Say) -> None:
             f"{out}: earlier rounds are here; --resume goes on with them, --overwrite deletes "
             "them and starts over, another --out leaves them alone"
         )
+    if there and settings.resume and own is not None:
+        refuse_other(own, settings)
     if there and not settings.resume:
         say(f"{out}: replaces earlier rounds")
         (out / ROUNDS).unlink(missing_ok=True)
@@ -138,6 +144,17 @@ def begin(settings: EvolveSettings, say: Say) -> None:
     write_json(out / "config.json", resolved(settings))
     if not (there and settings.resume):
         write_json(out / "origin.json", origin(settings.seed, settings.engine))
+
+
+def refuse_other(own: EvolveSettings, settings: EvolveSettings) -> None:
+    """What rounds began with, or were kept by, cannot be another in those that follow."""
+    for name, what in (("model", "began with"), ("held_out", "are compared on")):
+        before, now = getattr(own, name), getattr(settings, name)
+        if before != now:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} {now}: the rounds in {settings.out} {what} {before}; "
+                "leave it out, or choose another --out"
+            )
 
 
 def rounds_of(folder: Path) -> list[Record]:
