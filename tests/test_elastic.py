@@ -52,7 +52,7 @@ def machine(endpoint: str, loses: int, args: list[str], log: Path) -> subprocess
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loses", [1], ids=["another"])
+@pytest.mark.parametrize("loses", [0, 1], ids=["the writer", "another"])
 def test_a_job_that_loses_a_machine_goes_on_with_those_left(
     warm_folder: Path, tmp_path: Path, loses: int
 ) -> None:
