@@ -140,7 +140,7 @@ def test_data_pack_takes_every_source(tmp_path: Path, capsys: pytest.CaptureFixt
         ("score", ["score FILE"]),
         ("analyze", ["analyze RUN [RUN"]),
         ("report", ["report RUN [RUN"]),
-        ("sweep", ["sweep [FILE]"]),
+        ("sweep", ["sweep FILE"]),
         ("uci", ["uci [MODEL]"]),
         ("play", ["play [MODEL]", "--color"]),
         ("match", ["match A B", "--sprt"]),

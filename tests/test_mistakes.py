@@ -103,7 +103,7 @@ OTHERS = [
     *("data generate --task A --rows 9 --out a.csv", "data generate --task A --shard 3/2"),
     *(f"data generate --task A --rows 5 --workers {HUGE} --out a.parquet", "data import"),
     *("data import embedded --split 1/2 --out a.parquet", "data show embedded --rows -1"),
-    *("data show embedded:all", "data pack absent.jsonl", "data mine", "score", "sweep"),
+    *("data show embedded:all", "data pack absent.jsonl", "data mine", "score"),
     *("report", "report absent", "analyze absent", "export nano nano", "uci --device tpu"),
     *("report . --port 99999", "inspect --batch-size 0", "check absent/model"),
 ]  # fmt: skip
@@ -112,6 +112,12 @@ OTHERS = [
 @pytest.mark.parametrize("line", OTHERS)
 def test_bad_flags_of_other_commands(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert_one_line(capsys, line.split())
+
+
+@pytest.mark.parametrize("line", ["sweep", "sweep --parallel 2", "sweep --dry-run"])
+def test_a_sweep_has_to_be_named(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    listed = "name a file, or a built-in sweep: grid-432, r4, random-48"
+    assert_one_line(capsys, line.split(), listed)
 
 
 # --- TOML ---------------------------------------------------------------------------------------

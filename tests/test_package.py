@@ -64,7 +64,6 @@ def test_everything_of_the_package_is_in_the_wheel(wheel: Path) -> None:
 
 def test_the_built_in_sweeps_are_there_by_name_outside_a_clone(wheel: Path, tmp_path: Path) -> None:
     assert len(outside(wheel, tmp_path, "sweep", "r4", "--dry-run").splitlines()) == 12
-    assert len(outside(wheel, tmp_path, "sweep", "--dry-run").splitlines()) == 12
 
 
 def test_embedded_rows_and_model_are_there_outside_a_clone(wheel: Path, tmp_path: Path) -> None:

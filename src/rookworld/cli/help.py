@@ -34,7 +34,7 @@ TAKES = {
     "score": "FILE",
     "analyze": "RUN [RUN …]",
     "report": "RUN [RUN …]",
-    "sweep": "[FILE]",
+    "sweep": "FILE",
     "play": "[MODEL]",
     "uci": "[MODEL]",
     "match": "A B",

@@ -24,7 +24,14 @@ from rookworld.runtime.atomic_files import write_json
 from rookworld.runtime.config import require
 from rookworld.runtime.errors import ConfigError
 from rookworld.runtime.processes import interruptible
-from rookworld.sweep.space import Params, SweepFile, flags, read_sweep_file, sweep_path
+from rookworld.sweep.space import (
+    Params,
+    SweepFile,
+    built_in_sweeps,
+    flags,
+    read_sweep_file,
+    sweep_path,
+)
 from rookworld.sweep.trial import Outcome, Training, evaluations, finished, outcome_of
 
 if TYPE_CHECKING:
@@ -44,7 +51,7 @@ MOST_ATTEMPTS = 2
 class SweepSettings:
     """Many trainings from a TOML file; see docs/sweeps.md."""
 
-    file: Path = Path("r4")
+    file: Path | None = None
     """The sweep: its search, its space and what all trials share; a file, or by name r4, grid-432
     or random-48."""
     out: Path | None = None
@@ -80,11 +87,20 @@ class SweepSettings:
 
     @property
     def folder(self) -> Path:
-        return self.out or Path("runs") / self.file.stem
+        return self.out or Path("runs") / self.source.stem
+
+    @property
+    def source(self) -> Path:
+        """The file or name that is given; there is no usual one, as a sweep takes hours."""
+        if self.file is None:
+            raise ConfigError(
+                f"sweep: name a file, or a built-in sweep: {', '.join(built_in_sweeps())}"
+            )
+        return self.file
 
     def read(self) -> SweepFile:
         """The sweep that is meant."""
-        return read_sweep_file(sweep_path(self.file), self.set, self.trials)
+        return read_sweep_file(sweep_path(self.source), self.set, self.trials)
 
 
 class SweepInterrupted(KeyboardInterrupt):

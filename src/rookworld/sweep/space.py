@@ -164,15 +164,20 @@ def sweep_path(file: Path) -> Path:
     """A file, or a built-in sweep by its name, in a clone and in an installed package alike."""
     if file.exists():
         return file
-    package = Path(__file__).parents[1]
-    folders = (package / "assets" / "configs" / "sweeps", package.parents[1] / "configs" / "sweeps")
-    built_in = {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
+    built_in = built_in_sweeps()
     if file.stem in built_in and file.suffix in ("", ".toml"):
         return built_in[file.stem]
     raise ConfigError(
         f"{file}: no such file, nor a built-in sweep ({', '.join(built_in)})"
         f"{suggestion(file.stem, built_in)}"
     )
+
+
+def built_in_sweeps() -> dict[str, Path]:
+    """Name -> file of the sweeps that come with the program."""
+    package = Path(__file__).parents[1]
+    folders = (package / "assets" / "configs" / "sweeps", package.parents[1] / "configs" / "sweeps")
+    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
 
 
 def read_sweep_file(
