@@ -170,6 +170,27 @@ def test_a_mistake_is_a_line_and_the_game_goes_on(line: str, why: str) -> None:
     assert game.board == chess.Board() and not game.over
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("root:x:0:0:root:/root:/bin/bash\n", "no game in it"),
+        ("", "no game in it"),
+        ('[White "Ann"]\n\n*\n', "no game in it"),
+        ("1. e4 and so on\n", "cannot read 'and'"),
+        ('[FEN "8/8/8/8/8/8/8/8 w - - 0 1"]\n\n*\n', "not a legal position"),
+    ],
+)
+def test_a_text_without_a_game_leaves_the_game_as_it_was(
+    tmp_path: Path, text: str, why: str
+) -> None:
+    (tmp_path / "text").write_text(text)
+    game = begun()
+    told(game, "e4")
+    before = game.board.copy()
+    (said,) = told(game, f"pgn {tmp_path / 'text'}")
+    assert why in said and game.board == before and game.board.move_stack
+
+
 def test_a_game_ends(tmp_path: Path) -> None:
     broken = tmp_path / "broken.pgn"
     broken.write_text("1. e4 e5 2. Ke8 *\n")

@@ -70,9 +70,18 @@ def test_the_end_of_a_game_is_told(page: TestClient) -> None:
     assert (mate["over"], mate["result"], mate["moves"]) == ("checkmate", "0-1", {})
 
 
+ODD = (
+    '\ufeff%remark\r\n[Event "{x"]\r\n[Site "?"]\r\n\r\n'
+    "1.e4! e5?! {two\n\nlines; so} 2. Nf3$1 (2. f4 exf4 ½-½) "
+    "2... Nc6 ; to the end 9z\r\n3.Bb5 a6 $3 4. 0-0 ± Nf6 5.d2d4 exd4 ... 1/2-1/2\n\nthe rest"
+)
+"""What programs and people write, and one text more."""
+
+
 def test_a_fen_and_a_pgn_are_loaded(page: TestClient) -> None:
     assert asked(page, "read", text=f" {START}\n")["positions"][0]["fen"] == START
     pgn = '[White "Ann"]\n[Black "Bob"]\n\n1. e4 {good} e5 (1... c5 2. Nf3) 2. Nf3 *\n'
+    assert len(asked(page, "read", text=ODD)["positions"]) == 11
     found = asked(page, "read", text=pgn)
     assert found["title"] == "Ann – Bob"
     assert [one["san"] for one in found["positions"]] == ["", "e4", "e5", "Nf3"]
@@ -86,6 +95,8 @@ def test_a_fen_and_a_pgn_are_loaded(page: TestClient) -> None:
     [
         ("hello", "neither a FEN nor a PGN"),
         ("1. e4 e5 2. Ke3", "illegal san"),
+        ("1. e4 rubbish e5", "PGN that can be read: cannot read 'rubbish'"),
+        ("1. e4 e5 {fine}\n2. Nf9 d6", "cannot read 'Nf9'"),
         ("8/8/8/8/8/8/8/8 w - - 0 1", "not a legal position"),
         ("rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNX w KQkq - 0 1", "not a FEN"),
         ('[FEN "8/8/8/8/8/8/8/8 w - - 0 1"]\n\n*', "not a legal position"),

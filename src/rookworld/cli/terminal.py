@@ -20,12 +20,16 @@ import chess.pgn
 from rookworld.cli.flags import leading, parse
 from rookworld.cli.play import one_model
 from rookworld.runtime.atomic_files import write_text
-from rookworld.runtime.errors import EngineError, RookworldError
+from rookworld.runtime.errors import DataError, EngineError, RookworldError
 from rookworld.tasks.engine import Engine, find_engine
 from rookworld.tasks.notation import MATE, is_mate, is_move_text
+from rookworld.tasks.pgn import read_pgn
 
 if TYPE_CHECKING:
     from rookworld.evaluation.opinion import Opinion, Thinker
+
+LONGEST_GAME = 1_000_000
+"""Characters of a file that are read: the first game is among them."""
 
 HELP = """\
 a move            e4, Nf3, O-O, e8=Q or in UCI: e2e4, e7e8q
@@ -332,12 +336,11 @@ def read_game(path: Path) -> chess.Board:
     """The end of the first game of a PGN file, with its moves, or a `RookworldError`."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            game = chess.pgn.read_game(file)
+            game = read_pgn(file.read(LONGEST_GAME))
     except OSError as error:
         raise RookworldError(f"{path}: cannot be read ({error.strerror})") from None
-    if game is None or game.errors:
-        why = game.errors[0] if game is not None else "no game in it"
-        raise RookworldError(f"{path}: not a game in PGN ({why})")
+    except DataError as error:
+        raise RookworldError(f"{path}: not a game in PGN ({error})") from None
     return game.end().board()
 
 

@@ -7,13 +7,12 @@ draws that need the whole game (a position is all that the page sends).
 
 from __future__ import annotations
 
-from io import StringIO
 from typing import Any
 
 import chess
-import chess.pgn
 
 from rookworld.runtime.errors import DataError
+from rookworld.tasks.pgn import read_pgn
 from rookworld.tasks.position import parse_position
 
 MOST_PLIES = 1_200
@@ -76,11 +75,10 @@ def read_game(text: str) -> Record:
 def _read_game(wanted: str) -> Record:
     if wanted.split(" ")[0].count("/") == 7 and "\n" not in wanted:
         return {"title": "Position", "positions": [described(parse_position(wanted))]}
-    game = chess.pgn.read_game(StringIO(wanted), Visitor=_Builder)
-    if game is None or game.errors or not (game.variations or "FEN" in game.headers):
-        why = f": {game.errors[0]}" if game and game.errors else ""
-        raise DataError(f"neither a FEN nor a PGN that can be read{why}")
-    parse_position(game.board().fen())
+    try:
+        game = read_pgn(wanted)
+    except DataError as error:
+        raise DataError(f"neither a FEN nor a PGN that can be read: {error}") from None
     moves = list(game.mainline_moves())
     if len(moves) > MOST_PLIES:
         raise DataError(f"a game of {len(moves)} plies: at most {MOST_PLIES} are shown")
@@ -95,10 +93,3 @@ def _pushed(board: chess.Board, move: chess.Move) -> Record:
     san = board.san(move)
     board.push(move)
     return described(board, move, san)
-
-
-class _Builder(chess.pgn.GameBuilder[chess.pgn.Game]):
-    """A reader that keeps what is wrong to itself instead of logging it."""
-
-    def handle_error(self, error: Exception) -> None:
-        self.game.errors.append(error)
