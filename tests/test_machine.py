@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from rookworld.data.sources import write_rows
 from rookworld.runtime import machine
-from rookworld.runtime.machine import SPINS, wait_politely, waiting
+from rookworld.runtime.machine import SPINS, chosen_wait, wait_politely, waiting
+from tiny_training import tiny_rows
 
 BESIDE = """
 import sys, time
@@ -34,23 +36,49 @@ def test_threads_sleep_beside_other_work_and_spin_shortly_alone() -> None:
     assert waiting(1.3, {"OMP_WAIT_POLICY": "active"}) == {}
 
 
+BUSY = """
+import sys
+from rookworld.cli.dispatch import main
+from rookworld.runtime import machine; machine.busy_cores = lambda: 1.5
+code = main(sys.argv[1:])
+"""
+
+
+def busy_main(*args: str, then: str = "") -> subprocess.CompletedProcess[str]:
+    """A command beside other work, in a process that has not loaded torch."""
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+    return subprocess.run(
+        [sys.executable, "-c", BUSY + then, *args],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=bare,
+    )
+
+
 def test_it_is_chosen_before_torch_is_loaded_or_not_at_all() -> None:
     environment: dict[str, str] = {}
     import torch  # noqa: F401
 
-    assert wait_politely(environment) is None and environment == {}
-    code = (
-        "import os, sys\n"
-        "from rookworld.cli.dispatch import main\n"
-        "from rookworld.runtime import machine; machine.busy_cores = lambda: 1.5\n"
-        "main(['train', '--steps', '0']); assert 'torch' not in sys.modules\n"
-        "print(os.environ['OMP_WAIT_POLICY'])"
+    wait_politely(environment)
+    assert environment == {} and chosen_wait() == ""
+    then = (
+        "assert 'torch' not in sys.modules and code == 2\n"
+        "import os; print(os.environ['OMP_WAIT_POLICY'])"
     )
-    bare = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=bare
-    )
-    assert done.stdout == "passive\n"
+    assert busy_main("train", "--steps", "0", then=then).stdout == "passive\n"
+
+
+def test_it_is_said_when_work_begins_and_not_beside_a_mistake(tmp_path: Path) -> None:
+    for mistake in (["--stepz", "3"], ["--steps", "0"]):
+        (line,) = busy_main("train", *mistake).stderr.splitlines()
+        assert line.startswith("rookworld: ")
+    rows = tmp_path / "rows.jsonl"
+    write_rows(rows, tiny_rows())
+    small = ["--n-layer", "1", "--n-head", "1", "--n-embd", "8", "--eval-rows", "0"]
+    given = ["--data", str(rows), "--steps", "1", "--device", "cpu", "--out", str(tmp_path / "run")]
+    done = busy_main("pretrain", *small, *given)
+    assert (tmp_path / "run" / "DONE").exists(), done.stderr
     assert done.stderr.count("threads sleep while they wait") == 1
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from rookworld.cli.display import banner, bar, say, show
+from rookworld.cli.display import banner, bar, say, say_work_begins, show
 from rookworld.cli.evaluate import open_judge
 from rookworld.cli.flags import leading
 from rookworld.cli.train import dry_run, read_rows, read_settings
@@ -61,6 +61,7 @@ def overfit(args: list[str]) -> int:
     rows = read_rows(settings.data)
     if settings.dry_run:
         return dry_run(settings, fixed_batch(rows, settings))
+    say_work_begins()
     with bar("overfitting") as progress:
         hooks = Hooks(
             on_step=lambda step, m: progress.update(

@@ -21,8 +21,6 @@ from rookworld import __version__
 from rookworld.runtime.errors import ConfigError, RookworldError
 from rookworld.runtime.machine import wait_politely
 
-log = logging.getLogger(__name__)
-
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("train:train", "GRPO: make a model better at chess"),
     "check": ("checks:check", "the laws that must hold before training"),
@@ -45,8 +43,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Command -> (function in rookworld.cli that takes the arguments, one line of help)."""
 
-WORKS = ("train", "pretrain", "overfit")
-"""Commands that take long enough to say how their threads wait."""
 QUICK = ("analyze", "report", "score")
 """Commands that need no threads, and no look at what else the machine does."""
 
@@ -136,9 +132,8 @@ def _dispatch(args: list[str]) -> int:
             f"unknown command {name!r}{suggestion(name, COMMANDS)}; see `rookworld --help`"
         )
     asks = {"-h", "--help", "--help-all"} & set(rest)
-    told = None if asks or name in QUICK else wait_politely()
-    if told and name in WORKS:
-        log.warning(told)
+    if not asks and name not in QUICK:
+        wait_politely()
     module, function = COMMANDS[name][0].split(":")
     command = getattr(import_module(f"rookworld.cli.{module}"), function)
     code: int = command(rest)

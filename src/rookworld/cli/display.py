@@ -13,6 +13,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rookworld.runtime.config import HERE_AND_NOW, resolved, short_hash
+from rookworld.runtime.machine import chosen_wait
 
 FILE_WIDTH = 120
 PLAIN_EVERY_S = 10.0
@@ -53,6 +54,12 @@ def say(line: str) -> None:
     """Print a remark."""
     if speaks():
         stderr().print(line, markup=False)
+
+
+def say_work_begins() -> None:
+    """Say what is out of the way in how this work is done."""
+    if told := chosen_wait():
+        say(told)
 
 
 class Bar:

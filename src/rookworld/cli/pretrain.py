@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rookworld.cli.display import banner, bar, say
+from rookworld.cli.display import banner, bar, say, say_work_begins
 from rookworld.cli.flags import layered, parse
 from rookworld.pretrain.presets import PRETRAIN_PRESETS
 from rookworld.pretrain.settings import PretrainSettings
@@ -47,6 +47,7 @@ def pretrain(args: list[str]) -> int:
     else:
         tokenizer = pick_tokenizer(settings.tokenizer)
     data = read_data(settings, tokenizer)
+    say_work_begins()
     try:
         with bar("pretraining") as progress:
             final = loop.pretrain(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rookworld.cli.display import Bar, banner, bar, say
+from rookworld.cli.display import Bar, banner, bar, say, say_work_begins
 from rookworld.cli.evaluate import open_judge
 from rookworld.cli.flags import layered, parse, take_option
 from rookworld.cli.training_display import Recorder, show_change, watch
@@ -133,6 +133,7 @@ def train(args: list[str]) -> int:
     from rookworld.rl import trainer as loop
     from rookworld.runtime import distributed
 
+    say_work_begins()
     begin: Train = loop.train
     if settings.backend == "trl":
         begin = trl_loop()

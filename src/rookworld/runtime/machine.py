@@ -27,6 +27,8 @@ LOOK_S = 0.1
 """How long other work is looked at. The load average of a minute still has what ended long ago,
 such as an installation; threads that sleep then cost a quiet machine a third of its speed."""
 STAT = Path("/proc/stat")
+_to_tell: list[str] = []
+# the choice precedes the settings, and beside a mistake in them it would be a second line
 
 
 def busy_cores() -> float:
@@ -56,19 +58,27 @@ def waiting(load: float, given: Mapping[str, str]) -> dict[str, str]:
     return {"GOMP_SPINCOUNT": SPINS, "KMP_BLOCKTIME": "1"}
 
 
-def wait_politely(environment: MutableMapping[str, str] = os.environ) -> str | None:
-    """Choose how threads wait, before torch is loaded; a line about it if that is out of the way.
+def wait_politely(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Choose how threads wait, before torch is loaded; `chosen_wait` is a line about it.
 
     Processes that are started from here do the same.
     """
+    _to_tell.clear()
     if "torch" in sys.modules:  # which has read the environment
-        return None
+        return
     load = busy_cores()
     chosen = waiting(load, environment)
     environment.update(chosen)
-    if "OMP_WAIT_POLICY" not in chosen:
-        return None
-    return f"other work keeps {load:.1f} of {os.cpu_count()} cores: threads sleep while they wait"
+    if "OMP_WAIT_POLICY" in chosen:
+        cores = os.cpu_count()
+        _to_tell.append(
+            f"other work keeps {load:.1f} of {cores} cores: threads sleep while they wait"
+        )
+
+
+def chosen_wait() -> str:
+    """What is out of the way in how threads wait, once: for a command that begins its work."""
+    return _to_tell.pop() if _to_tell else ""
 
 
 @dataclass(frozen=True, kw_only=True)
