@@ -10,25 +10,31 @@ set -euo pipefail
 cd "$(dirname "$0")"
 
 refuse() { echo "train.sh: $1" >&2; exit 2; }
-yes() { case "${1:-}" in 1 | true | yes) return 0 ;; "" | 0 | false | no) return 1 ;; esac
-    refuse "$1 is neither true nor false"; }
+# whether the variable of this name says yes; tr, as the bash of macOS knows no ${x,,}
+yes() { case "$(echo "${!1:-}" | tr '[:upper:]' '[:lower:]')" in
+    1 | true | yes | on) return 0 ;; "" | 0 | false | no | off) return 1 ;; esac
+    refuse "$1: ${!1} is neither true nor false"; }
 holds_a_run() { [ -s "$1/metrics.jsonl" ] || [ -e "$1/DONE" ]; }
 
-if yes "${RESUME:-}" && yes "${NEW_RUN:-}"; then refuse "RESUME and NEW_RUN exclude each other"; fi
-if [ -n "${NEW_RUN:-}" ] && ! yes "$NEW_RUN"; then RESUME=1; fi
+if yes RESUME && yes NEW_RUN; then refuse "RESUME and NEW_RUN exclude each other"; fi
+if [ -n "${NEW_RUN:-}" ] && ! yes NEW_RUN; then RESUME=1; fi
 
 asked="${OUT:-${OUTPUT_DIR:-}}"
 out="${asked:-runs/train-sh}"
 flags=()
-if yes "${RESUME:-}"; then
+if yes RESUME; then
     if [ -z "$asked" ]; then
         for newer in $(ls -td runs/train-sh runs/train-sh-[0-9]* 2>/dev/null || true); do
             if holds_a_run "$newer"; then out="$newer"; break; fi
         done
     fi
     flags+=(--resume)
-    echo "train.sh: going on in $out" >&2
-elif yes "${OVERWRITE:-}"; then
+    if [ -e "$out/config.json" ]; then
+        echo "train.sh: going on in $out" >&2
+    else
+        echo "train.sh: $out: nothing there yet: beginning" >&2
+    fi
+elif yes OVERWRITE; then
     flags+=(--overwrite)
 elif holds_a_run "$out"; then
     number=2
@@ -37,7 +43,7 @@ elif holds_a_run "$out"; then
     out="$out-$number"
 fi
 # what a run was begun with, --resume takes from the run
-if ! yes "${RESUME:-}" || [ ! -e "$out/config.json" ]; then flags=(--preset train-sh ${flags[@]+"${flags[@]}"}); fi
+if ! yes RESUME || [ ! -e "$out/config.json" ]; then flags=(--preset train-sh ${flags[@]+"${flags[@]}"}); fi
 flags+=(--out "$out")
 
 if [ -n "${DATA:-}" ]; then
@@ -63,10 +69,10 @@ for name in MODEL MODEL_NAME STEPS NUM_EPOCHS BATCH_SIZE BATCH_POSITIONS K_SAMPL
         fi
     fi
 done
-switch() { if [ -n "$1" ]; then if yes "$1"; then flags+=($2); else flags+=($3); fi; fi; }
-switch "${USE_DATASET:-}" --use-dataset --no-dataset
-switch "${USE_TORCH_COMPILE:-}" --torch-compile --no-torch-compile
-switch "${USE_BF16:-}" --bf16 "--dtype float32"
+switch() { if [ -n "${!1:-}" ]; then if yes "$1"; then flags+=($2); else flags+=($3); fi; fi; }
+switch USE_DATASET --use-dataset --no-dataset
+switch USE_TORCH_COMPILE --torch-compile --no-torch-compile
+switch USE_BF16 --bf16 "--dtype float32"
 if [ -n "${TASK_CONDITIONAL_GEN:-}" ]; then
     echo "train.sh: TASK_CONDITIONAL_GEN does nothing: P_TEMPERATURE, P_TOP_P, A_TEMPERATURE and" \
         "A_TOP_P are enough" >&2

@@ -160,3 +160,23 @@ def test_what_is_neither_true_nor_false_is_refused(tmp_path: Path) -> None:
     for wish in ({"RESUME": "maybe"}, {"RESUME": "1", "NEW_RUN": "1"}):
         told = run_train_sh(tmp_path, **wish)
         assert told.returncode == 2 and told.stderr.startswith("train.sh: ")
+
+
+def test_true_and_false_are_read_in_any_case(tmp_path: Path) -> None:
+    plain = given_by_train_sh(tmp_path)
+    assert given_by_train_sh(tmp_path, USE_TORCH_COMPILE="False", USE_DATASET="TRUE") == plain
+    made_run(tmp_path / USUAL)
+    assert given_by_train_sh(tmp_path, OVERWRITE="Yes").overwrite
+
+
+@pytest.mark.parametrize("name", ["RESUME", "NEW_RUN", "OVERWRITE", "USE_BF16"])
+def test_the_variable_that_is_refused_is_named(tmp_path: Path, name: str) -> None:
+    told = run_train_sh(tmp_path, **{name: "maybe"})
+    assert told.returncode == 2 and told.stdout == ""
+    assert told.stderr == f"train.sh: {name}: maybe is neither true nor false\n"
+
+
+def test_going_on_with_nothing_begins_and_says_so(tmp_path: Path) -> None:
+    told = run_train_sh(tmp_path, RESUME="1")
+    assert told.stderr == "train.sh: runs/train-sh: nothing there yet: beginning\n"
+    assert told.stdout.startswith("train\n--preset\ntrain-sh\n")
