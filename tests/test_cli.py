@@ -51,6 +51,7 @@ def test_help_of_a_command_loads_no_torch(command: str) -> None:
         (["eval"], "name a model"),
         (["score", "absent.jsonl"], "absent.jsonl: cannot be read"),
         (["data", "shwo"], "did you mean 'show'"),
+        (["data", "frobnicate"], "there are generate, import, export, show, pack, mine"),
         (["data", "show", "a.jsonl", "b.jsonl"], "one source at a time, not a.jsonl b.jsonl"),
         (["data", "generate", "--task", "A", "--out", "rows.csv"], "rows.csv"),
     ],

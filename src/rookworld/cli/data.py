@@ -37,10 +37,10 @@ def data(args: list[str]) -> int:
         "mine": _mine,
     }
     if not args or args[0] in ("-h", "--help"):
-        print("usage: rookworld data {generate,import,export,show,pack,mine} [flags]")
+        print(f"usage: rookworld data {{{','.join(actions)}}} [flags]")
         return 0
     if args[0] not in actions:
-        hint = suggestion(args[0], actions)
+        hint = suggestion(args[0], actions) or f"; there are {', '.join(actions)}"
         raise ConfigError(f"unknown action {args[0]!r} of `rookworld data`{hint}")
     return actions[args[0]](args[1:])
 

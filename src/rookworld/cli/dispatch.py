@@ -33,7 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "analyze": ("runs:analyze", "what runs amount to, as a table in the terminal"),
     "report": ("runs:report", "runs as one HTML page: curves, boards, comparisons"),
     "sweep": ("runs:sweep", "many trainings over a space of settings"),
-    "data": ("data:data", "generate, import, show, pack or mine rows"),
+    "data": ("data:data", "generate, import, export, show, pack or mine rows"),
     "play": ("terminal:play", "a game against a model in the terminal"),
     "uci": ("play:uci", "the model as a UCI engine for any chess program"),
     "match": ("matches:match", "two players, paired games, Elo with intervals, SPRT"),
