@@ -241,3 +241,10 @@ def test_what_passes_the_door_raises_nowhere() -> None:
 def test_what_passes_the_door_raises_nowhere_in_many() -> None:
     count = int(os.environ.get("ROOKWORLD_FUZZED_ROWS", "10000"))
     assert 0.25 * count < sum(1 for _ in pass_many(count)) < 0.95 * count
+
+
+def test_one_malformed_row_is_one_row() -> None:
+    intake = Intake()
+    for count in ("1 malformed row left out", "2 malformed rows left out"):
+        assert intake.line("{", "here") is None
+        assert next(intake.notes()).startswith(count)

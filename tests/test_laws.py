@@ -189,6 +189,10 @@ def test_a_dry_run_says_the_plan_and_writes_nothing(
     assert "rows: 8 P, 4 A; first batch PAPA" in shown
     assert "150 steps of 4 prompts × 3 answers" in shown
     assert not (tmp_path / "run").exists()
+    few = ["--steps", "1", "--batch-size", "1", "--eval-every", "0"]
+    assert main(["train", *flags, *few, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "plan: 1 step of 1 prompt × 3 answers, no evaluation between, checkpoint" in shown
     assert main(["train", *flags, "--batch-size", "100", "--dry-run"]) == 0
     assert "first batch 50 P and 50 A" in capsys.readouterr().out
 

@@ -20,6 +20,7 @@ from rookworld.data.show import ShowSettings
 from rookworld.data.show import show as show_rows
 from rookworld.runtime.config import suggestion
 from rookworld.runtime.errors import ConfigError, DataError
+from rookworld.runtime.wording import noun
 from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.policy import POLICY
 
@@ -54,7 +55,7 @@ def _generate(args: list[str]) -> int:
             f"only {made.rows} of {made.asked} rows: nothing is left of what was given"
             f" ({made.repeated} repeated, {made.excluded} excluded)"
         )
-    print(f"{settings.out}: {made.rows} rows")
+    print(f"{settings.out}: {made.rows} {noun(made.rows, 'row')}")
     return 0
 
 
@@ -67,7 +68,7 @@ def _import(args: list[str]) -> int:
     for note in done.notes:
         say(note)
     for path, count in done.files.items():
-        print(f"{path}: {count} rows")
+        print(f"{path}: {count} {noun(count, 'row')}")
     return 0
 
 
@@ -80,9 +81,10 @@ def _export(args: list[str]) -> int:
     for note in done.notes:
         say(note)
     for task, count in sorted(done.left_out.items()):
-        say(f"{count:,} {task} rows left out, which have no such text")
+        say(f"{count:,} {task} {noun(count, 'row')} left out, which have no such text")
     shares = ", ".join(f"{count:,} {task}" for task, count in sorted(done.written.items()))
-    print(f"{settings.out}: {sum(done.written.values()):,} rows ({shares})")
+    total = sum(done.written.values())
+    print(f"{settings.out}: {total:,} {noun(total, 'row')} ({shares})")
     return 0
 
 

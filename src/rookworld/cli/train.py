@@ -17,6 +17,7 @@ from rookworld.rl.settings import TrainSettings
 from rookworld.runtime.config import HERE_AND_NOW, of_run, resolved
 from rookworld.runtime.processes import Interrupted
 from rookworld.runtime.run_folder import Run, refuse_target
+from rookworld.runtime.wording import noun
 from rookworld.tasks.engine import find_engine
 from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.policy import POLICY
@@ -116,8 +117,8 @@ def train(args: list[str]) -> int:
     say(banner("train", settings, TrainSettings()))
     if warmup := settings.rewards.reward_warmup_steps:
         say(
-            f"rewards warm up for {warmup} steps: what answers say counts from nothing to its full "
-            "weight; reward/at_full_weight is the reward without that"
+            f"rewards warm up for {warmup} {noun(warmup, 'step')}: what answers say counts "
+            "from nothing to its full weight; reward/at_full_weight is the reward without that"
         )
     refuse_target(settings.out)
     rows, held = read_rows(settings.data), held_out(settings)

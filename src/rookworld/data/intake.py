@@ -19,6 +19,7 @@ from typing import Any
 from rookworld.data.files import read_object
 from rookworld.data.rows import record_row, repair_row, row_record, text_row
 from rookworld.runtime.errors import DataError
+from rookworld.runtime.wording import noun
 from rookworld.tasks.registry import TASKS
 from rookworld.tasks.task import Row
 
@@ -90,9 +91,9 @@ class Intake:
         for what, count in self.repairs.items():
             yield f"{count:,} {what}"
         if self.malformed:
-            first = self.malformed[0]
+            first, count = self.malformed[0], len(self.malformed)
             yield (
-                f"{len(self.malformed):,} malformed rows left out, the first at {first.place}:"
+                f"{count:,} malformed {noun(count, 'row')} left out, the first at {first.place}:"
                 f" {first.reason[:120]}"
             )
 

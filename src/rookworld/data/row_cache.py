@@ -42,6 +42,7 @@ from rookworld.data.splits import position_hash
 from rookworld.runtime.atomic_files import atomic_file, remove_unfinished, write_json, write_text
 from rookworld.runtime.errors import DataError
 from rookworld.runtime.run_lock import Lock
+from rookworld.runtime.wording import noun
 from rookworld.tasks.registry import TASKS, task_of_text
 from rookworld.tasks.task import Row
 
@@ -306,7 +307,8 @@ def cached_rows(paths: Sequence[Path], progress: Progress) -> CachedRows:
     for path, folder in zip(paths, folders, strict=True):
         counts = json.loads((folder / "index.json").read_text(encoding="utf-8"))["counts"]
         if bad := counts.get("malformed"):
-            log.warning("%s: %s malformed rows left out, listed in %s", path, f"{bad:,}", folder)
+            count = f"{bad:,} malformed {noun(bad, 'row')}"
+            log.warning("%s: %s left out, listed in %s", path, count, folder)
     rows = CachedRows(Store(folders))
     if not rows:
         raise DataError(f"{', '.join(map(str, paths))}: no rows in it")

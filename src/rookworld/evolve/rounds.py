@@ -46,6 +46,7 @@ from rookworld.runtime.config import of_run, resolved, short_hash
 from rookworld.runtime.errors import ConfigError
 from rookworld.runtime.run_folder import ROUNDS, finite, origin, read_json, read_lines
 from rookworld.runtime.run_lock import locked
+from rookworld.runtime.wording import noun
 from rookworld.tasks.engine import find_engine
 from rookworld.tasks.environment import ENVIRONMENT
 from rookworld.tasks.judge import StockfishJudge
@@ -318,7 +319,7 @@ def plan(settings: EvolveSettings) -> list[str]:
         "tokenizer",
         f"rounds: {len(done)} of {settings.rounds} done; each {settings.games} games, {where}, "
         f"verified by {settings.judge}",
-        f"training: {settings.method}, {settings.steps} steps, {settings.share:.0%} own rows, the "
-        f"rest of {others:,} others",
+        f"training: {settings.method}, {settings.steps} {noun(settings.steps, 'step')}, "
+        f"{settings.share:.0%} own rows, the rest of {others:,} others",
         f"kept if {settings.select_by} is better on {len(held.rows):,} held-out rows",
     ]

@@ -18,6 +18,7 @@ from rookworld.report.analysis import WINDOW, Analysis, Trend
 from rookworld.report.run_reader import number
 from rookworld.report.sweep_summary import SweepSummary, label_text
 from rookworld.report.verdict import clear, minus, told_of
+from rookworld.runtime.wording import noun
 from rookworld.tasks.registry import metric_info
 
 MANY_RUNS = 6
@@ -45,7 +46,9 @@ def _first(lines: Sequence[str]) -> Sequence[str]:
 
 def _details(one: Analysis) -> list[RenderableType]:
     of = "" if one.planned is None else f" of {one.planned}"
-    parts: list[RenderableType] = [Text(f"{one.name}: {one.state}, {one.steps}{of} steps")]
+    parts: list[RenderableType] = [
+        Text(f"{one.name}: {one.state}, {one.steps}{of} {noun(one.planned or one.steps, 'step')}")
+    ]
     if one.before:
         parts.append(changes_table(one))
     parts += [Text(line) for line in (one.start, one.verdict, one.match) if line]

@@ -34,6 +34,7 @@ from rookworld.runtime.bounds import (
 )
 from rookworld.runtime.config import Composed, Section, require
 from rookworld.runtime.machine import MachineSettings
+from rookworld.runtime.wording import noun
 from rookworld.tasks.registry import metric_info
 from rookworld.tasks.reward import P_WEIGHTS, RewardRules
 
@@ -322,9 +323,11 @@ class TrainSettings(Composed):
 
     def outline(self) -> str:
         """What a run will do, in a line."""
+        every, batch, k = self.evaluation.eval_every, self.batch_size, self.sampling.k_samples
         return (
-            f"plan: {self.steps} steps of {self.batch_size} prompts × {self.sampling.k_samples} "
-            f"answers, evaluation every {self.evaluation.eval_every}, "
+            f"plan: {self.steps} {noun(self.steps, 'step')} of {batch} {noun(batch, 'prompt')} × "
+            f"{k} {noun(k, 'answer')}, "
+            f"{f'evaluation every {every}' if every else 'no evaluation between'}, "
             f"checkpoint every {self.save_every}"
         )
 
