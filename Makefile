@@ -22,7 +22,7 @@ test: check
 	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile
 
 test-slow: $(INSTALLED)
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m slow -n 2 --dist loadfile
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rookworld.cli.display import say
 from rookworld.cli.flags import leading, parse
+from rookworld.runtime.config import require
 from rookworld.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,6 +43,11 @@ class UciSettings:
     """Precision of the weights."""
     seed: int = 0
     """Seed of sampled moves."""
+
+    def __post_init__(self) -> None:
+        # that it is there is seen when the model loads, which a chess program need not wait for
+        known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device)
+        require(bool(known), f"--device {self.device}: expected auto, cpu, cuda or cuda:N")
 
 
 def uci(args: list[str]) -> int:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
 import chess
 
@@ -156,14 +156,17 @@ class Episode:
         if self.end:
             raise ValueError(f"the episode is over ({self.end}): begin another")
         row = self.row
-        if isinstance(row, PolicyRow):
-            verdict, judged_by = self._judge_analysis(row, text, finished)
+        if task_of(row) is POLICY:
+            asked = cast(PolicyRow, row)
+            verdict, judged_by = self._judge_analysis(asked, text, finished)
             turn = Turn(row, self.prompt, text, verdict, judged_by)
-            self._play(row, text, finished)
+            self._play(asked, text, finished)
         else:
-            verdict = ENVIRONMENT.verify(row, text, self.rules, finished=finished)
+            verdict = ENVIRONMENT.verify(
+                cast(EnvironmentRow, row), text, self.rules, finished=finished
+            )
             turn = Turn(row, self.prompt, text, verdict, "rules")
-            self._go_on(row)
+            self._go_on(cast(EnvironmentRow, row))
         self.turns.append(turn)
         if not self.end and len(self.turns) >= self.settings.max_turns:
             self.end = "max_turns"

@@ -18,6 +18,7 @@ from rookworld.evaluation.generator import ModelAnswerer, prompt_key
 from rookworld.runtime.errors import ConfigError
 from rookworld.tasks.notation import MOVES
 from rookworld.tasks.policy import POLICY
+from rookworld.tasks.position import position_asked
 from rookworld.tasks.task import PolicyRow, legal_moves
 
 if TYPE_CHECKING:
@@ -87,8 +88,7 @@ def legal_moves_only(model: ModelAnswerer) -> Callable[[Sequence[str]], Constrai
     def constraint(prompts: Sequence[str]) -> Constraint:
         allowed = no_move.repeat(len(prompts), 1)
         for line, prompt in zip(allowed, prompts, strict=True):
-            fen = prompt.removeprefix("P: ").partition(" M:")[0]
-            line[[moves[move] for move in legal_moves(fen)]] = True
+            line[[moves[move] for move in legal_moves(position_asked(prompt))]] = True
         allowed = allowed.to(model.model.device)
         return lambda rows, _: allowed[rows // model.samples]
 

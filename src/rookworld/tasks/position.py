@@ -60,3 +60,8 @@ def check_moves(board: chess.Board, moves: Sequence[str]) -> None:
             raise DataError(f"illegal move {move[:12]!r}: {board.fen()}")
     if len(set(moves)) != len(moves):
         raise DataError(f"a move twice: {' '.join(moves)}")
+
+
+def position_asked(prompt: str) -> str:
+    """The FEN of an analysis prompt."""
+    return prompt.removeprefix("P: ").partition(" M:")[0].strip()
