@@ -26,4 +26,5 @@ def web(args: list[str]) -> int:
         print(page.address, flush=True)
         say("open it in a browser; Ctrl-C ends")
         page.serve()
-    return 0
+    # nothing but a signal ends it, whichever of asyncio and the server took that for handled
+    raise KeyboardInterrupt
