@@ -280,7 +280,7 @@ def test_a_run_that_dies_between_any_two_changes_of_the_disk_loses_nothing(
     args = command(warm_folder, rows, tmp_path / "run")
     moments = random.Random(0)
     deaths = 0
-    while (code := child_process.run(args, log, dies_after=moments.randint(1, 30))) != 0:
+    while (code := child_process.run(args, log, dies_after=moments.randint(1, 45))) != 0:
         assert code == child_process.DIED, log.read_text()
         deaths += 1
         assert deaths < 1000, "it takes more changes of the disk to end than it has"
